@@ -1,0 +1,248 @@
+"""Reads what the user wrote: checks every value before anything slow starts, and turns yaml into settings."""
+
+from __future__ import annotations
+
+import functools
+import logging
+import math
+import os
+import sys
+from collections.abc import Callable, Sequence
+from numbers import Real
+from pathlib import Path
+
+import torch
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, ListConfig
+
+from navrl.sim.lidar import LidarSpec
+from navrl.sim.quadrotor import MODELS
+from navrl.sim.scene import MAX_MOVING, MAX_STATIC, ROUTES
+from navrl.sim.simulator import SimSettings
+from navrl.task.env import TaskSettings
+from navrl.task.evaluation import Scenario
+from navrl.task.kernels import TERMS
+
+log = logging.getLogger("navrl")
+
+MAX_EPISODES = 16384
+
+
+class ConfigError(ValueError):
+    """One line for the user: the key, its value, and what to do."""
+
+    def __init__(self, key: str, value: object, fix: str) -> None:
+        if isinstance(value, ListConfig):
+            value = list(value)
+        super().__init__(f"{key}={value}: {fix}")
+
+
+def user_errors(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], None]:
+    """Show a `ConfigError` as one line, exit with code 2 and leave no empty run directory behind."""
+
+    @functools.wraps(main)
+    def wrapped(cfg: DictConfig) -> None:
+        try:
+            main(cfg)
+        except ConfigError as error:
+            _remove_fresh_run(Path(HydraConfig.get().runtime.output_dir))
+            print(f"error: {error}", file=sys.stderr)
+            sys.exit(2)
+
+    return wrapped
+
+
+def _remove_fresh_run(directory: Path) -> None:
+    """Hydra makes the run directory before we see the configuration; take it away if it holds nothing else."""
+    logging.shutdown()
+    hydra_dir = HydraConfig.get().output_subdir
+    for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
+        (directory / (hydra_dir or "") / name).unlink(missing_ok=True)
+    for file in directory.glob("*.log"):
+        if file.stat().st_size == 0:
+            file.unlink()
+    try:
+        os.removedirs(directory / hydra_dir if hydra_dir else directory)
+    except OSError:
+        pass  # something of the user's is in there
+
+
+# --- checks -----------------------------------------------------------------------------------------------------
+
+
+def number(cfg: DictConfig, key: str, low: float, high: float = math.inf, whole: bool = False) -> float:
+    """The value at `key`, which must be a number from `low` to `high`."""
+    value = _get(cfg, key)
+    kind = "a whole number" if whole else "a number"
+    limits = f"of at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+    right_type = isinstance(value, int if whole else Real) and not isinstance(value, bool)
+    if not right_type or not math.isfinite(value) or not low <= value <= high:
+        raise ConfigError(key, value, f"must be {kind} {limits}")
+    return value
+
+
+def numbers(cfg: DictConfig, key: str, length: int, low: float = -math.inf, rising: bool = False) -> tuple[float, ...]:
+    """The list at `key`: `length` numbers of at least `low`, each above the one before if `rising`."""
+    value = _get(cfg, key)
+    good = isinstance(value, Sequence) and not isinstance(value, str) and len(value) == length
+    good = good and all(isinstance(v, Real) and not isinstance(v, bool) and math.isfinite(v) for v in value)
+    if not good or min(value) < low:
+        at_least = f" of at least {low:g}" if low > -math.inf else ""
+        raise ConfigError(key, value, f"must be a list of {length} numbers{at_least}")
+    if rising and any(b < a for a, b in zip(value[:-1], value[1:], strict=True)):
+        raise ConfigError(key, value, "must go from low to high")
+    return tuple(float(v) for v in value)
+
+
+def choice(cfg: DictConfig, key: str, options: Sequence[str]) -> str:
+    """The value at `key`, which must be one of `options`."""
+    value = _get(cfg, key)
+    if value not in options:
+        raise ConfigError(key, value, f"must be one of {', '.join(options)}")
+    return value
+
+
+def counts(cfg: DictConfig, key: str, most: int) -> int | list[int]:
+    """A number of obstacles, or a list of them that maps take in turn."""
+    value = _get(cfg, key)
+    several = list(value) if isinstance(value, Sequence) and not isinstance(value, str) else [value]
+    for count in several:
+        if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+            raise ConfigError(key, value, "must be a whole number of at least 0, or a list of them")
+        if count > most:
+            raise ConfigError(key, value, f"more than fit on a 40 × 40 m map; use at most {most}")
+    if not several:
+        raise ConfigError(key, value, "must not be an empty list")
+    return several if isinstance(value, Sequence) else several[0]
+
+
+def switch(cfg: DictConfig, key: str) -> bool:
+    """The value at `key`, which must be true or false."""
+    value = _get(cfg, key)
+    if not isinstance(value, bool):
+        raise ConfigError(key, value, "must be true or false")
+    return value
+
+
+def _get(cfg: DictConfig, key: str) -> object:
+    node: object = cfg
+    for part in key.split("."):
+        node = node[part]  # type: ignore[index]
+    return node
+
+
+# --- settings ---------------------------------------------------------------------------------------------------
+
+
+def pick_device(cfg: DictConfig) -> str:
+    """`device` with `auto` resolved; says which and why."""
+    device = str(cfg.device)
+    available = torch.cuda.is_available()
+    if device == "auto":
+        device = "cuda:0" if available else "cpu"
+        log.info("device: %s (%s)", device, torch.cuda.get_device_name(0) if available else "no CUDA device found")
+        return device
+    if device == "cpu":
+        return device
+    kind, _, index = device.partition(":")
+    if kind != "cuda" or (index and not index.isdigit()):
+        raise ConfigError("device", device, "must be auto, cpu, cuda or cuda:<number>")
+    if not available:
+        raise ConfigError("device", device, "this machine has no CUDA device that torch can use; set device=cpu")
+    if int(index or 0) >= torch.cuda.device_count():
+        raise ConfigError("device", device, f"there are only {torch.cuda.device_count()} CUDA devices, counted from 0")
+    return f"cuda:{int(index or 0)}"
+
+
+def lidar_spec(cfg: DictConfig) -> LidarSpec:
+    """The beam layout under `sensor`."""
+    hres = number(cfg, "sensor.lidar_hres", 0.5, 90.0)
+    if abs(360.0 / hres - round(360.0 / hres)) > 1e-6:
+        raise ConfigError("sensor.lidar_hres", hres, f"must divide 360 degrees; the nearest that does is {_divisor(hres):g}")
+    vbeams = int(number(cfg, "sensor.lidar_vbeams", 1, 64, whole=True))
+    vfov = numbers(cfg, "sensor.lidar_vfov", 2, rising=True)
+    if vfov[0] < -89 or vfov[1] > 89:
+        raise ConfigError("sensor.lidar_vfov", list(vfov), "must lie within -89 and 89 degrees")
+    if vbeams > 1 and vfov[0] == vfov[1]:
+        raise ConfigError("sensor.lidar_vfov", list(vfov), "is empty; give two different angles, or lidar_vbeams=1")
+    return LidarSpec(number(cfg, "sensor.lidar_range", 0.5, 40.0), vfov, vbeams, hres)
+
+
+def _divisor(hres: float) -> float:
+    return 360.0 / round(360.0 / hres)
+
+
+def sim_settings(cfg: DictConfig, num_envs: int | None = None) -> SimSettings:
+    """Everything an engine is told besides the scene; `num_envs` overrides env.num_envs."""
+    most = 1 << 20
+    checked = int(number(cfg, "env.num_envs", 1, most, whole=True))
+    speed = numbers(cfg, "env_dyn.vel_range", 2, low=0.0, rising=True)
+    settings = SimSettings(
+        num_envs=num_envs or checked,
+        device=pick_device(cfg),
+        seed=int(number(cfg, "seed", 0, 2**31 - 1, whole=True)),
+        dt=number(cfg, "sim.dt", 1e-4, 0.05),
+        decimation=int(number(cfg, "sim.decimation", 1, 100, whole=True)),
+        time_scale=number(cfg, "sim.time_scale", 0.1, 10.0),
+        threads=int(number(cfg, "sim.threads", 0, 256, whole=True)),
+        drone=choice(cfg, "drone.model_name", tuple(MODELS)),
+        collision_radius=number(cfg, "drone.collision_radius", 0.0, 2.0),
+        moving_speed=speed,
+        moving_range=numbers(cfg, "env_dyn.local_range", 3, low=0.0),
+        lidar=lidar_spec(cfg),
+    )
+    if settings.collision_radius > settings.lidar.range:
+        raise ConfigError("drone.collision_radius", settings.collision_radius, "must not exceed sensor.lidar_range")
+    if settings.step_seconds > 0.1:
+        raise ConfigError("sim.time_scale", settings.time_scale, "makes steps longer than 0.1 s; lower it or sim.dt")
+    if settings.time_scale != 1.0:
+        log.warning(
+            "sim.time_scale=%g: physics runs in steps of %.0f ms instead of %.0f. A drone at 2 m/s moves %.2f m between "
+            "collision checks, rotors and controller react more coarsely, and scores are not comparable with time_scale=1.",
+            settings.time_scale, 1e3 * settings.step_seconds, 1e3 * settings.dt, 2.0 * settings.step_seconds,
+        )  # fmt: skip
+    return settings
+
+
+def task_settings(cfg: DictConfig, starts_in_order: bool = False) -> TaskSettings:
+    """What the drone is asked to do."""
+    limits = numbers(cfg, "env.height_limits", 2, rising=True)
+    reward = {}
+    for term in TERMS:
+        value = cfg.reward.get(term)
+        if isinstance(value, bool) or not isinstance(value, Real) or not math.isfinite(value):
+            raise ConfigError(f"reward.{term}", value, "must be a number")
+        reward[term] = float(value)
+    return TaskSettings(
+        max_episode_length=int(number(cfg, "env.max_episode_length", 1, 1e7, whole=True)),
+        goal_radius=number(cfg, "env.goal_radius", 0.01, 10.0),
+        height_limits=limits,
+        end_at_goal=switch(cfg, "env.end_at_goal"),
+        action_limit=number(cfg, "drone.action_limit", 0.01, 20.0),
+        starts_in_order=starts_in_order,
+        seed=int(cfg.seed),
+        reward=reward,
+    )
+
+
+def check_obstacles(cfg: DictConfig) -> None:
+    """Numbers of obstacles and maps, and where flights go."""
+    counts(cfg, "env.num_obstacles", MAX_STATIC)
+    counts(cfg, "env_dyn.num_obstacles", MAX_MOVING)
+    number(cfg, "env.num_maps", 1, 4096, whole=True)
+    choice(cfg, "env.route", ROUTES)
+
+
+def scenarios(cfg: DictConfig) -> list[Scenario]:
+    """The list under eval.scenarios."""
+    value = cfg.eval.scenarios
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, Sequence) or len(names) == 0:
+        raise ConfigError("eval.scenarios", value, "must be a list such as [crossing-350-80,borders-350-0]")
+    out = []
+    for name in names:
+        try:
+            out.append(Scenario.parse(str(name)))
+        except ValueError as error:
+            raise ConfigError("eval.scenarios", name, str(error)) from error
+    return out

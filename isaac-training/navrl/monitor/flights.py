@@ -1,0 +1,95 @@
+"""Shows evaluated flights to a person: a table in the terminal and maps seen from above."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+
+import numpy as np
+from rich.table import Table
+
+from navrl.sim.scene import BORDER, GROUND_HALF, Scene
+
+COLOURS = {
+    "success": "#2a9d4a",
+    "static_collision": "#d62728",
+    "dynamic_collision": "#ff8c00",
+    "out_of_bounds": "#7b3fbf",
+    "timeout": "#1f77b4",
+}
+
+
+def results_table(results: dict[str, dict], title: str) -> Table:
+    """Rows are scenarios; every figure comes with the half-width of its 95 % interval."""
+    table = Table(title=title, caption="± is half of the 95 % interval")
+    table.add_column("scenario")
+    for name in (*COLOURS, "speed", "path_ratio", "time_to_goal"):
+        unit = {"speed": " m/s", "path_ratio": "", "time_to_goal": " s"}.get(name, " %")
+        table.add_column(name.replace("_", " ") + unit, justify="right")
+    for scenario, result in results.items():
+        cells = [_cell(result, name, 100.0, 1) for name in COLOURS]
+        cells += [_cell(result, name, 1.0, 2) for name in ("speed", "path_ratio", "time_to_goal")]
+        table.add_row(scenario, *cells)
+    return table
+
+
+def _cell(result: dict, name: str, scale: float, digits: int) -> str:
+    value, interval = result[name], result[f"{name}_ci95"]
+    if value is None:
+        return "–"
+    half = (interval[1] - interval[0]) / 2 * scale
+    return f"{value * scale:.{digits}f} ± {half:.{digits}f}"
+
+
+def draw_flights(
+    path: Path, title: str, scene: Scene, map_index: np.ndarray, trace: np.ndarray, outcome: list[str]
+) -> None:
+    """One panel a map: obstacles from above (darker is higher), every flight coloured by how it ended.
+
+    `trace` is (n, T, 3). Moving obstacles are drawn where they start.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+    from matplotlib.collections import LineCollection, PatchCollection
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Circle, Rectangle
+
+    maps = np.unique(map_index)
+    columns = math.ceil(math.sqrt(len(maps) * 16 / 9))
+    rows = math.ceil(len(maps) / columns)
+    size = max(2.2, 9.0 / rows)
+    figure, axes = plt.subplots(rows, columns, figsize=(size * columns, size * rows + 0.9), squeeze=False)
+    colours = np.array([COLOURS[o] for o in outcome])
+    for axis in axes.flat:
+        axis.set_axis_off()
+    for axis, index in zip(axes.flat, maps, strict=False):
+        boxes = scene.boxes_of(index)
+        shapes = [Rectangle((x0, y0), x1 - x0, y1 - y0) for x0, y0, x1, y1, _ in boxes]
+        shades = plt.cm.Greys(0.35 + 0.55 * np.clip(boxes[:, 4] / 6.0, 0, 1))
+        axis.add_collection(PatchCollection(shapes, facecolors=shades, linewidths=0))
+        count = scene.moving_count[index]
+        discs = [
+            Circle(p[:2], s[0] / 2)
+            for p, s in zip(scene.moving_origin[index, :count], scene.moving_size[index, :count], strict=True)
+        ]
+        axis.add_collection(PatchCollection(discs, facecolors="none", edgecolors="#0a9396", linewidths=0.6))
+        mine = np.flatnonzero(map_index == index)
+        axis.add_collection(LineCollection(trace[mine][:, :, :2], colors=colours[mine], linewidths=0.7, alpha=0.85))
+        crashed = mine[[outcome[i] not in ("success", "timeout") for i in mine]]
+        axis.scatter(*trace[crashed, -1, :2].T, c=colours[crashed], s=9, marker="x", linewidths=0.9, zorder=3)
+        axis.add_patch(Rectangle((-BORDER, -BORDER), 2 * BORDER, 2 * BORDER, fill=False, lw=0.4, ec="#bbbbbb"))
+        axis.set(xlim=(-GROUND_HALF - 1, GROUND_HALF + 1), ylim=(-GROUND_HALF - 1, GROUND_HALF + 1), aspect="equal")
+
+    shares = {name: np.mean([o == name for o in outcome]) for name in COLOURS}
+    legend = [
+        Line2D([], [], color=colour, lw=2, label=f"{name.replace('_', ' ')} {100 * shares[name]:.1f} %")
+        for name, colour in COLOURS.items()
+    ]
+    legend.append(Line2D([], [], color="#0a9396", marker="o", mfc="none", lw=0, label="moving obstacle (at the start)"))
+    figure.suptitle(title, y=0.995)
+    figure.legend(handles=legend, loc="upper center", ncols=len(legend), bbox_to_anchor=(0.5, 0.965), frameon=False)
+    figure.subplots_adjust(left=0.005, right=0.995, bottom=0.005, top=1 - 0.85 / figure.get_figheight(), wspace=0.02, hspace=0.02)
+    figure.savefig(path, dpi=110)
+    plt.close(figure)

@@ -1,0 +1,135 @@
+"""NavRL's rule for moving obstacles, as a Warp kernel both engines use.
+
+Every obstacle wanders around its origin. It takes a new local goal when it comes within 0.5 m of the old one, but its
+speed and heading are redrawn only every two seconds, so it overshoots. All draws come from (seed, step, obstacle).
+"""
+
+from __future__ import annotations
+
+import warp as wp
+
+from navrl.sim.runtime import FORWARD_ONLY
+from navrl.sim.scene import CEILING, CYLINDER_HEIGHT, MAP_HALF
+
+wp.set_module_options(FORWARD_ONLY)
+
+REDRAW_SECONDS = 2.0
+GOAL_RADIUS = 0.5  # m
+
+
+@wp.func
+def stream(seed: int, step: int, obstacle: int) -> wp.uint32:
+    """Random state of one obstacle at one step."""
+    return wp.rand_init(seed + step * 1013904223, obstacle)
+
+
+@wp.func_native("""
+    const int K = position.shape[3], maps = position.shape[1];
+    const float* from = position.data + ((long long)before * maps + map) * 3 * K;
+    float* to = position.data + ((long long)after * maps + map) * 3 * K;
+    const float* speed = velocity.data + (long long)map * 3 * K;
+    for (int axis = 0; axis < 3; ++axis)
+        for (int j = first; j < end; ++j) to[axis * K + j] = from[axis * K + j] + speed[axis * K + j] * dt;
+""")
+def advance(
+    position: wp.array4d(dtype=float),
+    velocity: wp.array3d(dtype=float),
+    map: int,
+    before: int,
+    after: int,
+    first: int,
+    end: int,
+    dt: float,
+):
+    """Move obstacles first to end of a map by one step: slot `before` to slot `after`."""
+    ...
+
+
+@wp.func_native("""
+    const int K = position.shape[3];
+    const float* p = position.data + ((long long)slot * position.shape[1] + map) * 3 * K;
+    const float* g = goal.data + (long long)map * 3 * K;
+    constexpr int BLOCK = 16; // look at many together: arrivals are rare
+    for (int j = first; j < end; j += BLOCK) {
+        const int stop = j + BLOCK < end ? j + BLOCK : end;
+        int any = 0;
+        for (int k = j; k < stop; ++k) {
+            const float dx = p[k] - g[k], dy = p[K + k] - g[K + k], dz = p[2 * K + k] - g[2 * K + k];
+            any |= dx * dx + dy * dy + dz * dz < radius * radius;
+        }
+        if (any)
+            for (int k = j; k < stop; ++k) {
+                const float dx = p[k] - g[k], dy = p[K + k] - g[K + k], dz = p[2 * K + k] - g[2 * K + k];
+                if (dx * dx + dy * dy + dz * dz < radius * radius) return k;
+            }
+    }
+    return end;
+""")
+def next_arrival(
+    position: wp.array4d(dtype=float),
+    goal: wp.array3d(dtype=float),
+    map: int,
+    slot: int,
+    first: int,
+    end: int,
+    radius: float,
+) -> int:
+    """The first obstacle from `first` on that is within `radius` of its goal, or `end`."""
+    ...
+
+
+@wp.kernel
+def move_obstacles(
+    share: int,  # obstacles a thread: all of a map on a CPU, one on CUDA
+    origin: wp.array3d(dtype=float),  # (M, 3, K)
+    height: wp.array2d(dtype=float),  # (M, K)
+    count: wp.array(dtype=int),  # (M,)
+    speed_range: wp.vec2,
+    local_range: wp.vec3,
+    dt: float,
+    redraw_steps: int,
+    seed: int,
+    step: int,  # physics steps taken before this call
+    substeps: int,
+    goal: wp.array3d(dtype=float),  # (M, 3, K)
+    velocity: wp.array3d(dtype=float),  # (M, 3, K)
+    position: wp.array4d(dtype=float),  # (substeps, M, 3, K): after each physics step; the last is the present
+):
+    m, part = wp.tid()
+    first = part * share
+    end = wp.min(first + share, count[m])
+    before = substeps - 1
+    for k in range(substeps):
+        now = step + k
+        # A new goal on arrival (and at the very beginning, when all are drawn).
+        j = first
+        if now > 0:
+            j = next_arrival(position, goal, m, before, first, end, GOAL_RADIUS)
+        while j < end:
+            random = stream(seed, 2 * now, m * origin.shape[2] + j)
+            dx = wp.randf(random, -local_range[0], local_range[0])
+            dy = wp.randf(random, -local_range[1], local_range[1])
+            # NavRL's vertical range starts at -local_range[1]; its maps were drawn that way.
+            dz = wp.randf(random, -local_range[1], 2.0 * local_range[2] - local_range[1])
+            goal[m, 0, j] = wp.clamp(origin[m, 0, j] + dx, -MAP_HALF, MAP_HALF)
+            goal[m, 1, j] = wp.clamp(origin[m, 1, j] + dy, -MAP_HALF, MAP_HALF)
+            goal[m, 2, j] = wp.clamp(origin[m, 2, j] + dz, 0.0, CEILING)
+            if height[m, j] >= CYLINDER_HEIGHT:
+                goal[m, 2, j] = origin[m, 2, j]
+            j += 1
+            if now > 0:
+                j = next_arrival(position, goal, m, before, j, end, GOAL_RADIUS)
+        # A new speed, and the heading to the goal of the moment, every two seconds.
+        if now % redraw_steps == 0:
+            for i in range(first, end):
+                random = stream(seed, 2 * now + 1, m * origin.shape[2] + i)
+                way = wp.vec3(
+                    goal[m, 0, i] - position[before, m, 0, i],
+                    goal[m, 1, i] - position[before, m, 1, i],
+                    goal[m, 2, i] - position[before, m, 2, i],
+                )
+                v = wp.normalize(way) * wp.randf(random, speed_range[0], speed_range[1])
+                for axis in range(3):
+                    velocity[m, axis, i] = v[axis]
+        advance(position, velocity, m, before, k, first, end, dt)
+        before = k

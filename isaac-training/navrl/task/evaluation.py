@@ -1,0 +1,174 @@
+"""Flies a policy once from every start and reports how the flights ended."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from tensordict import TensorDictBase
+
+from navrl.sim.scene import MAX_MOVING, MAX_STATIC, Scene
+from navrl.task.env import NavigationEnv
+from navrl.task.kernels import FLOWN, OUTCOMES
+
+Policy = Callable[[TensorDictBase], torch.Tensor]  # observation of B drones to world-frame velocities (B, 3)
+
+TRACE_SECONDS = 0.128  # between the drawn points of a flight; bounds what an evaluation keeps in memory
+
+
+# --- policies that need no training -----------------------------------------------------------------------------
+
+
+def hover(observation: TensorDictBase) -> torch.Tensor:
+    """Stay where you are."""
+    return torch.zeros_like(observation["direction"][:, 0])
+
+
+def straight(observation: TensorDictBase) -> torch.Tensor:
+    """2 m/s toward the goal, whatever is in the way."""
+    x, y, z = observation["state"][:, :3].split(1, dim=-1)
+    ahead, left = observation["direction"][:, 0, 0:1], observation["direction"][:, 0, 1:2]
+    return 2.0 * torch.cat([ahead * x - left * y, left * x + ahead * y, z], dim=-1)
+
+
+def random_walk(seed: int) -> Policy:
+    """A new velocity of up to 2 m/s along each axis at every decision."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def act(observation: TensorDictBase) -> torch.Tensor:
+        count = len(observation["direction"])
+        return (4.0 * torch.rand(count, 3, generator=generator) - 2.0).to(observation["direction"].device)
+
+    return act
+
+
+# --- scenarios --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Scenario:
+    """Where flights begin and end, and how many obstacles are on a map."""
+
+    route: str
+    num_static: int
+    num_moving: int
+
+    @staticmethod
+    def parse(text: str) -> Scenario:
+        """Read `<borders|crossing>-<static>-<moving>`."""
+        match = re.fullmatch(r"(borders|crossing)-(\d+)-(\d+)", text)
+        if not match:
+            raise ValueError("must be <borders|crossing>-<static>-<moving>, for example crossing-350-80")
+        route, static, moving = match[1], int(match[2]), int(match[3])
+        if static > MAX_STATIC or moving > MAX_MOVING:
+            raise ValueError(f"at most {MAX_STATIC} static and {MAX_MOVING} moving obstacles fit on a map")
+        return Scenario(route, static, moving)
+
+    def __str__(self) -> str:
+        return f"{self.route}-{self.num_static}-{self.num_moving}"
+
+
+# --- flying -----------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Flights:
+    """What came of n flights: one row each."""
+
+    outcome: np.ndarray  # (n,) index into OUTCOMES
+    length: np.ndarray  # (n,) s
+    path_length: np.ndarray  # (n,) m
+    straight_distance: np.ndarray  # (n,) m, start to goal
+    goal_distance: np.ndarray  # (n,) m, at the end
+    trace: np.ndarray  # (n, T, 3) m, every TRACE_SECONDS; stays at the last point after the end
+    map_index: np.ndarray  # (n,)
+    scene: Scene
+
+
+def fly_all(env: NavigationEnv, policy: Policy, progress: Callable[[int, int], None] | None = None) -> Flights:
+    """One flight per drone, each until its first event. `progress(finished, total)` is called as flights end."""
+    sim = env.simulator
+    every = max(1, round(TRACE_SECONDS / (sim.settings.step_seconds * sim.settings.decimation)))
+    data = env.reset()
+    running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+    place = sim.position.clone()  # where each drone is, or was when its flight ended
+    trace = [place.cpu().numpy().copy()]
+    step = 0
+    while running.any():
+        observation = data["agents", "observation"]
+        if running.all():
+            action = policy(observation)
+        else:  # finished drones hover on, unseen: only those still flying are worth the network's time
+            action = torch.zeros_like(place)
+            action[running] = policy(observation[running])
+        data["agents", "action"] = action
+        data = env.step(data)["next"]
+        place[running] = sim.position[running]
+        running &= ~data["done"].view(-1)
+        step += 1
+        if step % every == 0 or not running.any():
+            trace.append(place.cpu().numpy().copy())
+            if progress:
+                progress(env.num_envs - int(running.sum()), env.num_envs)
+    stats = {name: data["stats", name].view(-1).cpu().numpy() for name in OUTCOMES + FLOWN}
+    return Flights(
+        outcome=np.stack([stats[name] for name in OUTCOMES]).argmax(0),
+        length=stats["length"] * sim.settings.step_seconds,
+        path_length=stats["path_length"],
+        straight_distance=stats["straight_distance"],
+        goal_distance=stats["goal_distance"],
+        trace=np.stack(trace, axis=1),
+        map_index=sim.map_index.cpu().numpy().copy(),
+        scene=sim.scene,
+    )
+
+
+# --- counting ---------------------------------------------------------------------------------------------------
+
+MEANS = {
+    "speed": "mean speed of a flight, m/s",
+    "path_ratio": "distance flown over straight distance, of flights that arrived",
+    "time_to_goal": "s, of flights that arrived",
+}
+
+
+def summarize(flights: Flights) -> dict[str, float | int | list[float] | None]:
+    """Fractions of outcomes (they sum to 1) and means, each with a 95 % interval under `<name>_ci95`."""
+    total = len(flights.outcome)
+    out: dict = {}
+    for index, name in enumerate(OUTCOMES):
+        count = int((flights.outcome == index).sum())
+        out[name] = count / total
+        out[f"{name}_ci95"] = wilson_interval(count, total)
+    arrived = flights.outcome == OUTCOMES.index("success")
+    way = (flights.path_length + flights.goal_distance) / np.maximum(flights.straight_distance, 1e-6)
+    values = {
+        "speed": flights.path_length / np.maximum(flights.length, 1e-6),
+        "path_ratio": way[arrived],
+        "time_to_goal": flights.length[arrived],
+    }
+    for name, sample in values.items():
+        out[name], out[f"{name}_ci95"] = mean_interval(sample)
+    out["episodes"] = total
+    return out
+
+
+def wilson_interval(count: int, total: int, z: float = 1.959964) -> list[float]:
+    """95 % interval of a fraction; unlike the normal one it stays inside [0, 1] and is not empty at the ends."""
+    p = count / total
+    centre = (p + z * z / (2 * total)) / (1 + z * z / total)
+    half = z * math.sqrt(p * (1 - p) / total + z * z / (4 * total**2)) / (1 + z * z / total)
+    return [max(0.0, centre - half), min(1.0, centre + half)]
+
+
+def mean_interval(sample: np.ndarray, z: float = 1.959964) -> tuple[float | None, list[float] | None]:
+    """Mean and its 95 % interval; None where there is nothing to average."""
+    if len(sample) == 0:
+        return None, None
+    mean = float(sample.mean())
+    half = z * float(sample.std(ddof=1)) / math.sqrt(len(sample)) if len(sample) > 1 else 0.0
+    return mean, [mean - half, mean + half]
