@@ -1,6 +1,6 @@
 """Fly a policy over maps it has never seen: a table, eval.json and a picture of every flight.
 
-    python scripts/eval.py policy=straight eval.scenarios=[crossing-350-80] eval.episodes=256
+python scripts/eval.py policy=straight eval.scenarios=[crossing-350-80] eval.episodes=256
 """
 
 from __future__ import annotations
@@ -42,7 +42,10 @@ def main(cfg: DictConfig) -> None:
     policy = make_policy(cfg, sim_settings)
 
     run = Path(HydraConfig.get().runtime.output_dir)
+    run = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
     console = Console()
+    if not console.is_terminal:
+        console.width = 120  # nobody resizes a log file
     results: dict[str, dict] = {}
     with Progress(
         TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), console=console
@@ -54,7 +57,9 @@ def main(cfg: DictConfig) -> None:
                 progress.update(bar, description=f"{scenario}{what}", completed=done, total=total)
 
             flights = fly_scenario(scenario, seed, maps, policy, sim_settings, task_settings, report)
-            results[str(scenario)] = summarize(flights)
+            result = results[str(scenario)] = summarize(flights)
+            if not console.is_terminal:  # a bar that cannot move says nothing until the end
+                console.print(f"{scenario}: {100 * result['success']:.1f} % success")
             (run / "eval.json").write_text(json.dumps(results, indent=2) + "\n")
             if config.switch(cfg, "eval.picture"):
                 outcome = [OUTCOMES[o] for o in flights.outcome]
@@ -79,7 +84,9 @@ def make_policy(cfg: DictConfig, settings: SimSettings) -> Policy:
     except ValueError as error:
         raise ConfigError("policy", name, str(error)) from error
     if settings.lidar.shape != (36, 4):
-        raise ConfigError("policy", name, f"NavRL's network sees 36 × 4 beams, but sensor.* gives {settings.lidar.shape}")
+        raise ConfigError(
+            "policy", name, f"NavRL's network sees 36 × 4 beams, but sensor.* gives {settings.lidar.shape}"
+        )
 
     def act(observation) -> torch.Tensor:
         return network.act(**observation)

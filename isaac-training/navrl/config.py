@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import itertools
 import logging
 import math
 import os
+import shutil
 import sys
 from collections.abc import Callable, Sequence
 from numbers import Real
@@ -54,17 +57,11 @@ def user_errors(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], No
 
 def _remove_fresh_run(directory: Path) -> None:
     """Hydra makes the run directory before we see the configuration; take it away if it holds nothing else."""
-    logging.shutdown()
-    hydra_dir = HydraConfig.get().output_subdir
-    for name in ("config.yaml", "hydra.yaml", "overrides.yaml"):
-        (directory / (hydra_dir or "") / name).unlink(missing_ok=True)
-    for file in directory.glob("*.log"):
-        if file.stat().st_size == 0:
-            file.unlink()
-    try:
-        os.removedirs(directory / hydra_dir if hydra_dir else directory)
-    except OSError:
-        pass  # something of the user's is in there
+    saved = directory / str(HydraConfig.get().output_subdir)
+    if set(directory.rglob("*")) <= {saved, *(saved / f"{name}.yaml" for name in ("config", "hydra", "overrides"))}:
+        shutil.rmtree(saved, ignore_errors=True)
+        with contextlib.suppress(OSError):
+            os.removedirs(directory)  # and the date above it, if that was new too
 
 
 # --- checks -----------------------------------------------------------------------------------------------------
@@ -89,7 +86,7 @@ def numbers(cfg: DictConfig, key: str, length: int, low: float = -math.inf, risi
     if not good or min(value) < low:
         at_least = f" of at least {low:g}" if low > -math.inf else ""
         raise ConfigError(key, value, f"must be a list of {length} numbers{at_least}")
-    if rising and any(b < a for a, b in zip(value[:-1], value[1:], strict=True)):
+    if rising and any(b < a for a, b in itertools.pairwise(value)):
         raise ConfigError(key, value, "must go from low to high")
     return tuple(float(v) for v in value)
 
@@ -158,7 +155,8 @@ def lidar_spec(cfg: DictConfig) -> LidarSpec:
     """The beam layout under `sensor`."""
     hres = number(cfg, "sensor.lidar_hres", 0.5, 90.0)
     if abs(360.0 / hres - round(360.0 / hres)) > 1e-6:
-        raise ConfigError("sensor.lidar_hres", hres, f"must divide 360 degrees; the nearest that does is {_divisor(hres):g}")
+        nearest = 360.0 / round(360.0 / hres)
+        raise ConfigError("sensor.lidar_hres", hres, f"must divide 360 degrees; the nearest that does is {nearest:g}")
     vbeams = int(number(cfg, "sensor.lidar_vbeams", 1, 64, whole=True))
     vfov = numbers(cfg, "sensor.lidar_vfov", 2, rising=True)
     if vfov[0] < -89 or vfov[1] > 89:
@@ -166,10 +164,6 @@ def lidar_spec(cfg: DictConfig) -> LidarSpec:
     if vbeams > 1 and vfov[0] == vfov[1]:
         raise ConfigError("sensor.lidar_vfov", list(vfov), "is empty; give two different angles, or lidar_vbeams=1")
     return LidarSpec(number(cfg, "sensor.lidar_range", 0.5, 40.0), vfov, vbeams, hres)
-
-
-def _divisor(hres: float) -> float:
-    return 360.0 / round(360.0 / hres)
 
 
 def sim_settings(cfg: DictConfig, num_envs: int | None = None) -> SimSettings:
@@ -197,8 +191,8 @@ def sim_settings(cfg: DictConfig, num_envs: int | None = None) -> SimSettings:
         raise ConfigError("sim.time_scale", settings.time_scale, "makes steps longer than 0.1 s; lower it or sim.dt")
     if settings.time_scale != 1.0:
         log.warning(
-            "sim.time_scale=%g: physics runs in steps of %.0f ms instead of %.0f. A drone at 2 m/s moves %.2f m between "
-            "collision checks, rotors and controller react more coarsely, and scores are not comparable with time_scale=1.",
+            "sim.time_scale=%g: physics runs in steps of %.0f ms instead of %.0f. A drone at 2 m/s moves %.2f m between"
+            " collision checks, rotors and controller react more coarsely; do not compare scores with time_scale=1.",
             settings.time_scale, 1e3 * settings.step_seconds, 1e3 * settings.dt, 2.0 * settings.step_seconds,
         )  # fmt: skip
     return settings

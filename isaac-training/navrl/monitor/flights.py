@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from pathlib import Path
 
 import numpy as np
+from rich import box
 from rich.table import Table
 
 from navrl.sim.scene import BORDER, GROUND_HALF, Scene
@@ -19,26 +21,43 @@ COLOURS = {
 }
 
 
+HEADINGS = {
+    "success": "success %",
+    "static_collision": "static %",
+    "dynamic_collision": "dynamic %",
+    "out_of_bounds": "bounds %",
+    "timeout": "timeout %",
+    "speed": "m/s",
+    "path_ratio": "path ratio",
+    "time_to_goal": "s to goal",
+}
+
+
 def results_table(results: dict[str, dict], title: str) -> Table:
     """Rows are scenarios; every figure comes with the half-width of its 95 % interval."""
-    table = Table(title=title, caption="± is half of the 95 % interval")
-    table.add_column("scenario")
-    for name in (*COLOURS, "speed", "path_ratio", "time_to_goal"):
-        unit = {"speed": " m/s", "path_ratio": "", "time_to_goal": " s"}.get(name, " %")
-        table.add_column(name.replace("_", " ") + unit, justify="right")
+    table = Table(
+        title=title,
+        caption="static, dynamic: collisions; ± is half of the 95 % interval",
+        box=box.SIMPLE_HEAD,
+        padding=0,
+        pad_edge=False,
+        collapse_padding=True,
+    )
+    table.add_column("scenario", no_wrap=True)
+    for heading in HEADINGS.values():
+        table.add_column(heading, justify="right", min_width=9)
     for scenario, result in results.items():
-        cells = [_cell(result, name, 100.0, 1) for name in COLOURS]
-        cells += [_cell(result, name, 1.0, 2) for name in ("speed", "path_ratio", "time_to_goal")]
-        table.add_row(scenario, *cells)
+        table.add_row(scenario, *(_cell(result, name) for name in HEADINGS))
     return table
 
 
-def _cell(result: dict, name: str, scale: float, digits: int) -> str:
+def _cell(result: dict, name: str) -> str:
     value, interval = result[name], result[f"{name}_ci95"]
     if value is None:
         return "–"
+    scale, digits = (100.0, 1) if name in COLOURS else (1.0, 2)
     half = (interval[1] - interval[0]) / 2 * scale
-    return f"{value * scale:.{digits}f} ± {half:.{digits}f}"
+    return f"{value * scale:.{digits}f}±{half:.{digits}f}"
 
 
 def draw_flights(
@@ -50,6 +69,7 @@ def draw_flights(
     """
     import matplotlib
 
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it announces its font cache
     matplotlib.use("Agg")
     import matplotlib.pyplot as plt
     from matplotlib.collections import LineCollection, PatchCollection
@@ -59,7 +79,7 @@ def draw_flights(
     maps = np.unique(map_index)
     columns = math.ceil(math.sqrt(len(maps) * 16 / 9))
     rows = math.ceil(len(maps) / columns)
-    size = max(2.2, 9.0 / rows)
+    size = max(3.4, 9.0 / rows)  # inches a panel
     figure, axes = plt.subplots(rows, columns, figsize=(size * columns, size * rows + 0.9), squeeze=False)
     colours = np.array([COLOURS[o] for o in outcome])
     for axis in axes.flat:
@@ -68,7 +88,7 @@ def draw_flights(
         boxes = scene.boxes_of(index)
         shapes = [Rectangle((x0, y0), x1 - x0, y1 - y0) for x0, y0, x1, y1, _ in boxes]
         shades = plt.cm.Greys(0.35 + 0.55 * np.clip(boxes[:, 4] / 6.0, 0, 1))
-        axis.add_collection(PatchCollection(shapes, facecolors=shades, linewidths=0))
+        axis.add_collection(PatchCollection(shapes, facecolors=shades, edgecolors=shades, linewidths=0.5))
         count = scene.moving_count[index]
         discs = [
             Circle(p[:2], s[0] / 2)
@@ -88,8 +108,9 @@ def draw_flights(
         for name, colour in COLOURS.items()
     ]
     legend.append(Line2D([], [], color="#0a9396", marker="o", mfc="none", lw=0, label="moving obstacle (at the start)"))
-    figure.suptitle(title, y=0.995)
-    figure.legend(handles=legend, loc="upper center", ncols=len(legend), bbox_to_anchor=(0.5, 0.965), frameon=False)
-    figure.subplots_adjust(left=0.005, right=0.995, bottom=0.005, top=1 - 0.85 / figure.get_figheight(), wspace=0.02, hspace=0.02)
-    figure.savefig(path, dpi=110)
+    head = 0.9 / figure.get_figheight()
+    figure.suptitle(title, y=1 - 0.08 * head, fontsize=15)
+    figure.legend(handles=legend, loc="upper center", ncols=6, bbox_to_anchor=(0.5, 1 - 0.45 * head), frameon=False)
+    figure.subplots_adjust(left=0.005, right=0.995, bottom=0.005, top=1 - head, wspace=0.02, hspace=0.02)
+    figure.savefig(path, dpi=100)
     plt.close(figure)

@@ -1,6 +1,8 @@
-"""Networks. They know tensor shapes, not the simulator: observations go in, a Beta distribution and a value come out."""
+"""Networks: observations go in, a Beta distribution and a value come out. They know shapes, not the simulator."""
 
 from __future__ import annotations
+
+import itertools
 
 import torch
 from torch import Tensor, nn
@@ -35,7 +37,7 @@ class NavRLEncoder(nn.Module):
 
 def _layers(*sizes: int) -> list[nn.Module]:
     out: list[nn.Module] = []
-    for a, b in zip(sizes[:-1], sizes[1:], strict=True):
+    for a, b in itertools.pairwise(sizes):
         out += [nn.Linear(a, b), nn.LeakyReLU(), nn.LayerNorm(b)]
     return out
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import threading
 from collections import deque
 from queue import SimpleQueue
@@ -55,10 +56,10 @@ class Crew:
             helper.start()
 
     def slices(self, total: int) -> list[tuple[int, int]]:
-        """(first, size) of near-equal shares of `total` drones, one a thread: every further launch is a fight for the GIL."""
+        """(first, size) of near-equal shares of `total` drones. One a thread: every launch is a fight for the GIL."""
         parts = max(1, min(self.size, total // SLICE_FLOOR))
         edges = [total * k // parts for k in range(parts + 1)]
-        return [(a, b - a) for a, b in zip(edges[:-1], edges[1:], strict=True)]
+        return [(a, b - a) for a, b in itertools.pairwise(edges)]
 
     def wake(self) -> None:
         """Ring for the helpers; worth doing a little before `run`."""
@@ -99,7 +100,7 @@ class Crew:
             try:
                 for launch in launches:
                     launch.launch()
-            except BaseException as error:  # noqa: BLE001 - raised again by run()
+            except BaseException as error:
                 self._failure = error
             self._count.launch()
 

@@ -11,7 +11,7 @@ runs with one azimuth a thread. `tests/sim/test_lidar.py` holds the plain statem
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import warp as wp
@@ -190,7 +190,8 @@ _SCAN = """
         const lanes u = wx * c + wy * s, t = wy * c - wx * s;
         const lanes au = high(u, -u), at = high(t, -t);
         const lanes q = low(au, at) / (high(au, at) + all(1e-20f)), q2 = q * q;
-        lanes angle = q * (all(0.99921406f) + q2 * (all(-0.32117498f) + q2 * (all(0.14626446f) - q2 * all(0.03898651f))));
+        lanes angle = all(0.14626446f) - q2 * all(0.03898651f);
+        angle = q * (all(0.99921406f) + q2 * (all(-0.32117498f) + q2 * angle));
         angle = at > au ? all(1.57079633f) - angle : angle;
         angle = u < zero ? all(3.14159265f) - angle : angle;
         return (t < zero ? -angle : angle) * all(per_radian);
@@ -263,13 +264,14 @@ _TOUCHES = """
         const lanes ix = all(inverse(dx)), iy = all(inverse(dy));
         for (int e = a * V; e < (a + 1) * V; e += W) {
             bool touched = false;
-            for (int w = 0; w < W && e + w < (a + 1) * V; ++w) touched |= ground(dx, dy, e + w) * stretch[e + w] < radius;
+            const int count = (a + 1) * V - e < W ? (a + 1) * V - e : W;
+            for (int w = 0; w < count; ++w) touched |= ground(dx, dy, e + w) * stretch[e + w] < radius;
             each_run_within(radius, [&](int begin, int end) {
                 for (int k = begin; k < end; ++k) {
                     float t[W];
                     store(t, meet(west[k] - px, south[k] - py, east[k] - px, north[k] - py, tall[k], ix, iy,
                                   load(slope + e), load(sink + e)));
-                    for (int w = 0; w < W && e + w < (a + 1) * V; ++w) touched |= t[w] * stretch[e + w] < radius;
+                    for (int w = 0; w < count; ++w) touched |= t[w] * stretch[e + w] < radius;
                 }
             });
             if (touched) return true;
@@ -279,19 +281,19 @@ _TOUCHES = """
 """
 
 
-@lru_cache(maxsize=None)
+@cache
 def lidar_functions(azimuths: int, elevations: int) -> tuple[wp.Function, wp.Function]:
     """Warp functions `scan_beams` (all ranges of a drone) and `beam_touches` (is any beam shorter than a radius)."""
-    shared = _SHARED % dict(
-        azimuths=azimuths,
-        elevations=elevations,
-        columns=COLUMNS,
-        band=BAND,
-        bands=BANDS,
-        margin=MARGIN,
-        half=MAP_HALF,
-        ground=GROUND_HALF,
-    )
+    shared = _SHARED % {
+        "azimuths": azimuths,
+        "elevations": elevations,
+        "columns": COLUMNS,
+        "band": BAND,
+        "bands": BANDS,
+        "margin": MARGIN,
+        "half": MAP_HALF,
+        "ground": GROUND_HALF,
+    }
 
     @wp.func_native(shared + _SCAN)
     def scan_beams(

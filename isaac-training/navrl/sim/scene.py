@@ -88,7 +88,7 @@ def generate_scene(
     for first in range(0, num_maps, MAPS_A_CHUNK):
         maps = range(first, min(first + MAPS_A_CHUNK, num_maps))
         rngs = [np.random.default_rng([seed, stream, m]) for m in maps]
-        field = static_field(rngs, static_count[maps.start : maps.stop])
+        field = paint_field(place_boxes(rngs, static_count[maps.start : maps.stop]))
         counts = moving_count[maps.start : maps.stop]
         origin, size = spread_moving(rngs, counts, moving_count.max())
         starts, goals = draw_routes(rngs, route, starts_per_map)
@@ -124,17 +124,17 @@ def _counts_per_map(name: str, counts: int | Sequence[int], num_maps: int, most:
 # --- static obstacles -------------------------------------------------------------------------------------------
 
 
-def static_field(rngs: Sequence[np.random.Generator], counts: np.ndarray) -> np.ndarray:
-    """Vertex heights (M, 399, 399) in decimetres, after NavRL's rule.
+def place_boxes(rngs: Sequence[np.random.Generator], counts: np.ndarray) -> np.ndarray:
+    """Boxes by NavRL's rule, (M, most, 5) in vertices and decimetres: x, y, width, length, height; 0 is padding.
 
     NavRL redraws a corner until no gap to an earlier box is forbidden. Which lattice corners are still allowed is
     kept as a mask per box size instead, and one of them is drawn: the same distribution without endless retries.
     """
     num_maps, most = len(rngs), int(counts.max())
     side, tries = len(LATTICE), 48
-    field = np.zeros((num_maps, VERTICES, VERTICES), np.int16)
+    placed = np.zeros((num_maps, most, 5), int)
     if most == 0:
-        return field
+        return placed
     draws = [_draw_boxes(rng, count, tries) for rng, count in zip(rngs, counts, strict=True)]
     heights, sizes, candidates, fallback = (_stack(d, most) for d in zip(*draws, strict=True))
     # The actual corner of lattice point k for a box of each width: shifted inside at the far edge.
@@ -149,14 +149,13 @@ def static_field(rngs: Sequence[np.random.Generator], counts: np.ndarray) -> np.
         tried = candidates[live, n]  # (m, tries, 2)
         ok = ~blocked[live[:, None], width[:, None], length[:, None], tried[..., 0], tried[..., 1]]
         chosen = tried[np.arange(len(live)), ok.argmax(1)]
-        for i in np.flatnonzero(~ok.any(1)):  # rare: few corners left, choose among them directly
+        for i in np.flatnonzero(~ok.any(1)):  # few corners left: choose among them directly
             allowed = np.argwhere(~blocked[live[i], width[i], length[i]])
             if len(allowed) == 0:
-                raise ValueError(f"num_static={counts[live[i]]}: map is full after {n} boxes; lower env.num_obstacles")
+                raise ValueError(f"num_static={counts[live[i]]}: a map is full after {n} boxes; use fewer")
             chosen[i] = allowed[int(fallback[live[i], n] * len(allowed))]
         x, y = corner[width, chosen[:, 0]], corner[length, chosen[:, 1]]
-        for m, height, x0, y0, w, l in zip(live, heights[live, n], x, y, WIDTHS[width], WIDTHS[length], strict=True):
-            field[m, x0 : x0 + w, y0 : y0 + l] = height
+        placed[live, n] = np.column_stack([x, y, WIDTHS[width], WIDTHS[length], heights[live, n]])
 
         kx = np.clip(chosen[:, :1] + reach, 0, side - 1)  # (m, 11)
         ky = np.clip(chosen[:, 1:] + reach, 0, side - 1)
@@ -165,8 +164,16 @@ def static_field(rngs: Sequence[np.random.Generator], counts: np.ndarray) -> np.
             dy = np.abs(corner[j][ky] - y[:, None])[:, None, :] - WIDTHS[j]
             gap2 = dx * dx + dy * dy
             bad = ((dx >= 0) | (dy >= 0)) & (gap2 >= FORBIDDEN_GAP[0] ** 2) & (gap2 <= FORBIDDEN_GAP[1] ** 2)
-            index = (live[:, None, None], i, j, kx[:, :, None], ky[:, None, :])
-            blocked[index] |= bad
+            blocked[live[:, None, None], i, j, kx[:, :, None], ky[:, None, :]] |= bad
+    return placed
+
+
+def paint_field(placed: np.ndarray) -> np.ndarray:
+    """Vertex heights (M, 399, 399) in decimetres; later boxes overwrite earlier ones."""
+    field = np.zeros((len(placed), VERTICES, VERTICES), np.int16)
+    for heights, boxes in zip(field, placed, strict=True):
+        for x, y, width, length, height in boxes[boxes[:, 4] > 0]:
+            heights[x : x + width, y : y + length] = height
     return field
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
@@ -28,7 +28,7 @@ class SimSettings:
     collision_radius: float = 0.3  # m
     moving_speed: tuple[float, float] = (0.5, 1.5)  # m/s
     moving_range: tuple[float, float, float] = (5.0, 5.0, 4.5)  # m around each origin
-    lidar: LidarSpec = LidarSpec()
+    lidar: LidarSpec = field(default_factory=LidarSpec)
 
     @property
     def step_seconds(self) -> float:
@@ -59,9 +59,7 @@ class Simulator(Protocol):
     static_contact: torch.Tensor  # (D, N) uint8: any beam shorter than the collision radius
     moving_contact: torch.Tensor  # (D, N) uint8: inside a moving obstacle grown by the collision radius
 
-    def reset(
-        self, mask: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor
-    ) -> None:
+    def reset(self, mask: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor) -> None:
         """Put the drones of `mask` (N,) at rest at `position` (N, 3), and scan for them anew."""
 
     def step(self, velocity_command: torch.Tensor) -> None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import cache
 
 import numpy as np
 import torch
@@ -75,7 +75,7 @@ def place(
     map_index[i] = new_map[i]
 
 
-@lru_cache(maxsize=None)
+@cache
 def beam_kernels(azimuths: int, elevations: int) -> tuple[wp.Kernel, wp.Kernel]:
     """The two kernels that depend on the beam layout: `fly` (physics and contacts) and `scan` (LiDAR)."""
     scan_beams, beam_touches = lidar_functions(azimuths, elevations)
@@ -197,7 +197,7 @@ class WarpSimulator:
         self.moving_size = constant(scene.moving_size.transpose(0, 2, 1))
         self.moving_velocity = zeros(maps, 3, kinds)
         self._moving_goal = zeros(maps, 3, kinds)
-        self._moving_path = origin.expand(d, maps, 3, kinds).contiguous()  # after each physics step of an action
+        self._moving_path = origin.repeat(d, 1, 1, 1)  # after each physics step of an action
         self.moving_position = self._moving_path[-1]
         self._command = zeros(n, 3)
         self._everyone = torch.ones(n, dtype=torch.bool, device=self.device)
@@ -275,9 +275,7 @@ class WarpSimulator:
         for (first, size), launches in zip(self.crew.slices(self.settings.num_envs), self._slices, strict=True):
             launches.extend(make_launches(first, size))
 
-    def reset(
-        self, mask: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor
-    ) -> None:
+    def reset(self, mask: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor) -> None:
         self._mask.copy_(mask)
         self._new_position.copy_(position)
         self._new_yaw.copy_(yaw)

@@ -115,7 +115,7 @@ class NavigationEnv(EnvBase):
         self.simulator.load_state_dict({k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)})
 
     def observation(self) -> TensorDictBase:
-        """What the drones see now, as `reset` would return it, without resetting anything; for going on after a load."""
+        """What the drones see now, packed as by `reset` but without resetting; for going on after a load."""
         results, flags = self._new_results()
         self._observe(results, self._everyone)
         return self._pack(results, flags.zero_())

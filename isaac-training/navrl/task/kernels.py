@@ -297,7 +297,6 @@ def judge(
     event = outcome[i]
     was_flying = event == FLYING
     crashed = bool(False)
-    reached = bool(False)
     p = before
     for k in range(trace.shape[0]):
         p = trace[k, i]

@@ -1,0 +1,61 @@
+"""scripts/eval.py as a person runs it."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PUBLISHED = "third_party/navrl/navrl_checkpoint.pt"
+
+
+def run(*overrides: str, cwd: Path) -> subprocess.CompletedProcess:
+    command = [sys.executable, str(ROOT / "scripts/eval.py"), *overrides]
+    return subprocess.run(command, cwd=cwd, capture_output=True, text=True, timeout=300)
+
+
+def test_table_json_and_pictures(tmp_path) -> None:
+    done = run(
+        f"policy={ROOT / PUBLISHED}", "eval.scenarios=[crossing-20-8,borders-0-0]", "eval.episodes=16", "eval.maps=4",
+        "env.max_episode_length=300", "sim.decimation=4", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert "crossing-20-8" in done.stdout and "success" in done.stdout and "±" in done.stdout
+    (run_dir,) = tmp_path.glob("runs/*/*")
+    results = json.loads((run_dir / "eval.json").read_text())
+    assert list(results) == ["crossing-20-8", "borders-0-0"]
+    outcomes = ("success", "static_collision", "dynamic_collision", "out_of_bounds", "timeout")
+    for result in results.values():
+        assert result["episodes"] == 16
+        assert sum(result[name] for name in outcomes) == pytest.approx(1.0)
+        assert 0 <= result["success_ci95"][0] <= result["success"] <= result["success_ci95"][1] <= 1
+    assert {p.name for p in run_dir.glob("*.png")} == {"flights-crossing-20-8.png", "flights-borders-0-0.png"}
+    assert (run_dir / "config" / "config.yaml").exists()
+    assert "Warp" not in done.stderr, "no alarm about a missing GPU"
+
+
+@pytest.mark.parametrize(
+    "override, words",
+    [
+        ("policy=nowhere.pt", "no such file"),
+        ("policy=foreign.pt", "cannot be read"),
+        ("sensor.lidar_hres=7", "divide 360"),
+        ("eval.episodes=0", "between 1"),
+    ],
+)
+def test_mistakes_cost_one_line_and_leave_nothing(tmp_path, override: str, words: str) -> None:
+    (tmp_path / "foreign.pt").write_bytes(b"something else")
+    done = run(override, cwd=tmp_path)
+    assert done.returncode == 2
+    assert len(done.stderr.strip().splitlines()) == 1
+    assert done.stderr.startswith("error: " + override) and words in done.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_unknown_keys_are_hydras_to_refuse(tmp_path) -> None:
+    done = run("env.number=3", cwd=tmp_path)
+    assert done.returncode != 0 and "env.number" in done.stderr

@@ -1,0 +1,135 @@
+"""The LiDAR against brute force: every beam against every box, in double precision."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from conftest import place
+from navrl.sim.lidar import LidarSpec
+from navrl.sim.scene import GROUND_HALF, Scene, generate_scene
+
+CHUNK = 16_384  # rays tested together: small enough to stay in the processor's cache
+
+
+def brute_force(origin: np.ndarray, direction: np.ndarray, boxes: np.ndarray, reach: float) -> np.ndarray:
+    """Length of rays (R, 3) to the nearest of the solid boxes (B, 5) or the ground square, at most `reach`."""
+    parts = []
+    for first in range(0, len(origin), CHUNK):
+        o = [torch.tensor(x) for x in origin[first : first + CHUNK].T]
+        d = [torch.tensor(x) for x in direction[first : first + CHUNK].T]
+        d = [torch.where(x == 0, 1e-300, x) for x in d]
+        inverse = [1.0 / x for x in d]
+        t = -o[2] * inverse[2]
+        over_ground = ((o[0] + t * d[0]).abs() <= GROUND_HALF) & ((o[1] + t * d[1]).abs() <= GROUND_HALF)
+        nearest = torch.where((d[2] < 0) & over_ground & (t < reach), t, reach)
+        for x0, y0, x1, y1, height in boxes.tolist():
+            enter, leave = torch.zeros(()), torch.full((), reach)
+            for (low, high), o_, i_ in zip(((x0, x1), (y0, y1), (0.0, height)), o, inverse, strict=True):
+                a, b = (low - o_) * i_, (high - o_) * i_
+                enter, leave = torch.maximum(enter, torch.minimum(a, b)), torch.minimum(leave, torch.maximum(a, b))
+            nearest = torch.where(enter <= leave, torch.minimum(enter, nearest), nearest)
+        parts.append(nearest.numpy())
+    return np.concatenate(parts)
+
+
+def beams_of(spec: LidarSpec, position: np.ndarray, yaw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Origins and directions (N · azimuths · elevations, 3), elevation fastest."""
+    azimuth = yaw[:, None, None] + spec.azimuth_angles()[:, None]  # (N, H, 1)
+    elevation = np.broadcast_to(spec.elevation_angles(), (len(yaw), *spec.shape))
+    azimuth = np.broadcast_to(azimuth, elevation.shape)
+    direction = np.stack(
+        [np.cos(elevation) * np.cos(azimuth), np.cos(elevation) * np.sin(azimuth), np.sin(elevation)], axis=-1
+    )
+    origin = np.broadcast_to(position[:, None, None], direction.shape)
+    return origin.reshape(-1, 3), direction.reshape(-1, 3)
+
+
+def compare(make_sim, scene: Scene, spec: LidarSpec, position: np.ndarray, yaw: np.ndarray) -> None:
+    sim = make_sim(scene, len(position), lidar=spec)
+    place(sim, torch.tensor(position), torch.tensor(yaw, dtype=torch.float32))
+    position = sim.position.double().numpy()
+    q = sim.quaternion.double().numpy()
+    yaw = np.arctan2(2 * q[:, 0] * q[:, 3], q[:, 0] ** 2 - q[:, 3] ** 2)
+    origin, direction = beams_of(spec, position, yaw)
+    expected = brute_force(origin, direction, scene.boxes_of(0).astype(float), spec.range)
+    error = np.abs(sim.lidar.double().numpy().ravel() - expected)
+    wrong = np.flatnonzero(error > 1e-4)
+    # A beam may pass within a rounding error of an edge; then a beam turned by a millionth of a radian must agree.
+    assert len(wrong) <= 1e-5 * len(error) + 1
+    for k in wrong:
+        nudges = np.random.default_rng(0).normal(size=(64, 3)) * 1e-6
+        near = brute_force(np.tile(origin[k], (64, 1)), direction[k] + nudges, scene.boxes_of(0), spec.range)
+        assert np.abs(near - sim.lidar.flatten()[k].item()).min() < 1e-4, f"beam {k} is off by {error[k]}"
+
+
+def test_a_million_rays_at_random_poses(make_sim) -> None:
+    scene = generate_scene(11, 1)
+    rng = np.random.default_rng(0)
+    n = 7000  # × 144 beams
+    position = np.column_stack([rng.uniform(-25, 25, (n, 2)), rng.uniform(0.02, 6.5, n)])
+    compare(make_sim, scene, LidarSpec(), position, rng.uniform(-10, 10, n))
+
+
+def test_gaps_tops_edges_and_insides(make_sim) -> None:
+    """The places where a shortcut would show: beside, between, on top of and inside boxes, and at the map's edge."""
+    scene = generate_scene(12, 1, num_static=700)
+    rng = np.random.default_rng(1)
+    box = scene.boxes[rng.integers(len(scene.boxes), size=600)].astype(float)
+    centre, half = (box[:, :2] + box[:, 2:4]) / 2, (box[:, 2:4] - box[:, :2]) / 2
+    beside = np.column_stack([centre + (half + 0.05) * rng.choice([-1, 1], (600, 2)), rng.uniform(0.1, 4, 600)])
+    on_top = np.column_stack([centre + half * rng.uniform(-1, 1, (600, 2)), box[:, 4] + rng.uniform(0.01, 1, 600)])
+    inside = np.column_stack([centre, box[:, 4] * rng.uniform(0.1, 0.9, 600)])
+    edge = np.column_stack([rng.uniform(19.5, 26, 600), rng.uniform(-26, 26, 600), rng.uniform(0.05, 3, 600)])
+    position = np.concatenate([beside, on_top, inside, edge])
+    compare(make_sim, scene, LidarSpec(), position, rng.uniform(-4, 4, len(position)))
+    sim = make_sim(scene, 600)
+    place(sim, torch.tensor(inside))
+    assert (sim.lidar == 0).all()
+
+
+def test_beams_along_the_axes_and_through_corners(make_sim) -> None:
+    """Directions with a zero component, from box centres' coordinates: division by zero is near."""
+    scene = generate_scene(13, 1)
+    box = scene.boxes[:200].astype(float)
+    position = np.column_stack([(box[:, 0] + box[:, 2]) / 2, (box[:, 1] + box[:, 3]) / 2 + 1.53, np.full(200, 0.8)])
+    compare(make_sim, scene, LidarSpec(), position, np.zeros(200))
+
+
+@pytest.mark.parametrize(
+    "spec",
+    [
+        LidarSpec(range=10.0, vfov=(-60.0, 60.0), vbeams=7, hres=5.0),
+        LidarSpec(range=0.7, vfov=(-89.0, 0.0), vbeams=2, hres=90.0),
+        LidarSpec(range=6.0, vfov=(0.0, 0.0), vbeams=1, hres=1.0),
+        LidarSpec(range=25.0, vfov=(-5.0, 30.0), vbeams=16, hres=22.5),
+        LidarSpec(range=4.0, vfov=(10.0, 40.0), vbeams=3, hres=12.0),
+    ],
+    ids=lambda spec: f"{spec.azimuths}x{spec.vbeams}-{spec.range:g}m",
+)
+def test_other_layouts(make_sim, spec: LidarSpec) -> None:
+    scene = generate_scene(14, 1, num_static=1000)
+    rng = np.random.default_rng(2)
+    n = max(20, 40_000 // (spec.azimuths * spec.vbeams))
+    position = np.column_stack([rng.uniform(-26, 26, (n, 2)), rng.uniform(0.05, 5, n)])
+    compare(make_sim, scene, spec, position, rng.uniform(-4, 4, n))
+
+
+def test_order_of_beams(make_sim) -> None:
+    """Azimuth 0 looks along yaw, then counter-clockwise; elevations rise; only yaw turns the beams."""
+    wall = np.array([[2.0, -0.05, 2.1, 0.05, 6.0]], np.float32)  # a pole 2 m ahead
+    scene = generate_scene(0, 1, num_static=0, num_moving=0)
+    scene = Scene(**{**vars(scene), "boxes": wall, "box_offsets": np.array([0, 1], np.int32)})
+    sim = make_sim(scene, 3)
+    place(sim, torch.tensor([0.0, 0.0, 2.0]), torch.tensor([0.0, -np.pi / 2, np.pi / 2], dtype=torch.float32))
+    seen = (sim.lidar < 4).any(-1).nonzero().tolist()
+    assert seen == [[0, 0], [1, 9], [2, 27]]  # ahead, then to the left, then to the right
+    elevations = np.deg2rad([-10, 0, 10, 20])
+    assert sim.lidar[0, 0].numpy() == pytest.approx(2.0 / np.cos(elevations), abs=1e-4)
+    before = sim.lidar.clone()
+    for tilted in ([0.9, 0.4, 0.0, 0.0], [0.9, 0.0, -0.3, 0.0]):  # roll and pitch leave the nose's heading as it is
+        sim.quaternion[0] = torch.nn.functional.normalize(torch.tensor(tilted), dim=0)
+        for launches in sim._slices:
+            launches[1].launch()
+        assert torch.equal(sim.lidar[0], before[0])

@@ -1,0 +1,106 @@
+"""Wrong values are refused in one line that names the key, the value and the fix, before anything is built."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from omegaconf import DictConfig
+
+from navrl import config
+from navrl.config import ConfigError
+
+CFG = str(Path(__file__).parents[1] / "cfg")
+
+
+def read(*overrides: str) -> DictConfig:
+    with initialize_config_dir(CFG, version_base=None):
+        return compose("eval", overrides=list(overrides))
+
+
+def check_all(cfg: DictConfig) -> None:
+    config.scenarios(cfg)
+    config.check_obstacles(cfg)
+    config.sim_settings(cfg)
+    config.task_settings(cfg)
+
+
+def test_defaults_are_navrls() -> None:
+    cfg = read()
+    sim, task = config.sim_settings(cfg), config.task_settings(cfg)
+    assert (sim.num_envs, sim.dt, sim.decimation) == (1024, 0.016, 1)
+    assert sim.lidar.shape == (36, 4) and sim.lidar.range == 4.0
+    assert task.max_episode_length == 2200 and task.goal_radius == 0.5
+    navrl = config.task_settings(read("reward=navrl", "env.end_at_goal=false"))
+    assert navrl.reward["velocity"] == navrl.reward["alive"] == 1.0 and navrl.reward["height"] == 8.0
+
+
+BAD = {
+    "env.num_envs=0": "at least 1|between 1",
+    "env.num_envs=-5": "between 1",
+    "env.num_envs=2.5": "whole number",
+    "env.num_envs=many": "whole number",
+    "env.num_obstacles=-1": "at least 0",
+    "env.num_obstacles=100000": "3200",
+    "env.num_obstacles=[]": "empty",
+    "env_dyn.num_obstacles=-8": "at least 0",
+    "env_dyn.num_obstacles=[80,5000]": "800",
+    "env_dyn.vel_range=[2,1]": "low to high",
+    "env_dyn.local_range=[5,5]": "3 numbers",
+    "env.max_episode_length=0": "between 1",
+    "env.num_maps=0": "between 1",
+    "env.route=circle": "borders, crossing",
+    "env.height_limits=[4,0.2]": "low to high",
+    "env.end_at_goal=perhaps": "true or false",
+    "sensor.lidar_hres=7": "divide 360",
+    "sensor.lidar_hres=0": "between",
+    "sensor.lidar_vfov=[10,10]": "empty",
+    "sensor.lidar_vfov=[20,-10]": "low to high",
+    "sensor.lidar_vfov=[]": "2 numbers",
+    "sensor.lidar_vfov=[-95,10]": "89",
+    "sensor.lidar_vbeams=0": "between 1",
+    "sensor.lidar_range=-4": "between",
+    "sensor.lidar_range=.nan": "between",
+    "sim.dt=0": "between",
+    "sim.decimation=0": "between 1",
+    "sim.time_scale=9": "0.1 s",
+    "drone.model_name=Firefly": "Hummingbird",
+    "drone.collision_radius=-0.1": "between",
+    "reward.goal=high": "number",
+    "seed=-1": "between 0",
+    "device=tpu": "auto, cpu, cuda",
+    "eval.scenarios=[crosing-350-80]": "crossing-350-80",
+    "eval.scenarios=[crossing-350-9000]": "fit",
+    "eval.scenarios=[]": "list",
+}
+
+
+@pytest.mark.parametrize("override", BAD)
+def test_bad_values(override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(ConfigError, match=BAD[override]) as error:
+        check_all(read(override))
+    line = str(error.value)
+    assert line.startswith(f"{key}=") and "\n" not in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_cuda_where_there_is_none() -> None:
+    with pytest.raises(ConfigError, match=r"device=cuda: .* device=cpu"):
+        check_all(read("device=cuda"))
+
+
+def test_nearest_divisor_is_named() -> None:
+    with pytest.raises(ConfigError, match=r"nearest that does is 7\.05882|7\.2|6\.92"):
+        check_all(read("sensor.lidar_hres=7.1"))
+
+
+def test_time_scale_warns_of_its_cost(caplog) -> None:
+    config.sim_settings(read("sim.time_scale=2"))
+    assert "0.06 m between" in caplog.text
+
+
+def test_lists_are_cycled_over_maps() -> None:
+    check_all(read("env.num_obstacles=[350,0]", "env_dyn.num_obstacles=[80,120,40,0]"))
