@@ -59,5 +59,4 @@ def place(sim: WarpSimulator, position: torch.Tensor, yaw: torch.Tensor | None =
     """Put every drone of `sim` at rest at `position` (N, 3)."""
     n = sim.settings.num_envs
     yaw = torch.zeros(n) if yaw is None else yaw
-    everyone = torch.ones(n, dtype=torch.bool)
-    sim.reset(everyone, position.float().expand(n, 3), yaw, torch.full((n,), map_index, dtype=torch.int32))
+    sim.reset(torch.arange(n), position.float().expand(n, 3), yaw, torch.full((n,), map_index, dtype=torch.int32))

@@ -131,5 +131,5 @@ def test_order_of_beams(make_sim) -> None:
     for tilted in ([0.9, 0.4, 0.0, 0.0], [0.9, 0.0, -0.3, 0.0]):  # roll and pitch leave the nose's heading as it is
         sim.quaternion[0] = torch.nn.functional.normalize(torch.tensor(tilted), dim=0)
         for launches in sim._slices:
-            launches[1].launch()
+            launches[1].run()
         assert torch.equal(sim.lidar[0], before[0])

@@ -215,6 +215,18 @@ def test_actions_that_are_no_numbers_are_reported(make_env, scene) -> None:
     assert all(torch.equal(before[name], after[name]) for name in before)
 
 
+def test_stepping_the_simulator_alone_is_safe(make_env, scene) -> None:
+    """The task's kernels run after every simulator step, also before the first and between steps of the environment."""
+    env = make_env(scene, 64)
+    env.simulator.step(torch.zeros(64, 3))
+    data = env.reset()
+    for _ in range(20):
+        _, data = advance(env, data, chase(data))
+        for _ in range(20):
+            env.simulator.step(torch.zeros(64, 3))
+    assert torch.isfinite(env.observation()["agents", "observation", "state"]).all()
+
+
 def test_resume_is_exact(make_env, scene) -> None:
     first, second = make_env(scene, 48, decimation=2), make_env(scene, 48, decimation=2)
     generator = torch.Generator().manual_seed(3)

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
 import torch
-import warp as wp
 
+from navrl.sim.launch import Recorded
 from navrl.sim.lidar import LidarSpec
 from navrl.sim.scene import Scene
 
@@ -59,16 +59,16 @@ class Simulator(Protocol):
     static_contact: torch.Tensor  # (D, N) uint8: any beam shorter than the collision radius
     moving_contact: torch.Tensor  # (D, N) uint8: inside a moving obstacle grown by the collision radius
 
-    def reset(self, mask: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor) -> None:
-        """Put the drones of `mask` (N,) at rest at `position` (N, 3), and scan for them anew."""
+    def reset(self, drones: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor) -> None:
+        """Put the k drones numbered in `drones` (k,) at rest at `position` (k, 3) facing `yaw` (k,), and scan anew."""
 
     def step(self, velocity_command: torch.Tensor) -> None:
         """Fly D physics steps toward a world-frame velocity (N, 3) in m/s. A command that is not finite means hover."""
 
-    def follow(self, make_launches: Callable[[int, int], list[wp.Launch]]) -> None:
+    def follow(self, make_launches: Callable[[int, int], list[Recorded]]) -> None:
         """Run `make_launches(first, size)` over drones first to first + size at the end of every `step`.
 
-        On a CPU every thread runs them right after its own share of the drones, which saves a second hand-over.
+        On a CPU every thread runs them right after its own share of the drones.
         """
 
     def state_dict(self) -> dict[str, torch.Tensor]:

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import warp as wp
 
-from navrl.sim.crew import Crew
+from navrl.sim.launch import Recorded, Team
 from navrl.sim.lidar import bucket_boxes, lidar_functions
 from navrl.sim.obstacles import REDRAW_SECONDS, move_obstacles
 from navrl.sim.quadrotor import MODELS, Airframe, Body, airframe, controlled_wrench, integrate
@@ -50,7 +50,7 @@ def inside_moving(
 
 @wp.kernel
 def place(
-    mask: wp.array(dtype=wp.bool),
+    drones: wp.array(dtype=int),  # which; row r of the next three is for drone drones[r]
     new_position: wp.array(dtype=wp.vec3),
     new_yaw: wp.array(dtype=float),
     new_map: wp.array(dtype=int),
@@ -62,17 +62,16 @@ def place(
     throttle: wp.array(dtype=wp.vec4),
     map_index: wp.array(dtype=int),
 ):
-    i = wp.tid()
-    if not mask[i]:
-        return
+    r = wp.tid()
+    i = drones[r]
     h = drone.hover_throttle
-    half = 0.5 * new_yaw[i]
-    position[i] = new_position[i]
+    half = 0.5 * new_yaw[r]
+    position[i] = new_position[r]
     quaternion[i] = wp.vec4(wp.cos(half), 0.0, 0.0, wp.sin(half))
     velocity[i] = wp.vec3()
     rate[i] = wp.vec3()
     throttle[i] = wp.vec4(h, h, h, h)
-    map_index[i] = new_map[i]
+    map_index[i] = new_map[r]
 
 
 @cache
@@ -138,7 +137,7 @@ def beam_kernels(azimuths: int, elevations: int) -> tuple[wp.Kernel, wp.Kernel]:
     @wp.kernel(module="unique", module_options=FORWARD_ONLY)
     def scan(
         offset: int,
-        mask: wp.array(dtype=wp.bool),
+        drones: wp.array(dtype=int),
         reach: float,
         boxes: wp.array2d(dtype=float),
         buckets: wp.array2d(dtype=int),
@@ -151,14 +150,13 @@ def beam_kernels(azimuths: int, elevations: int) -> tuple[wp.Kernel, wp.Kernel]:
     ):
         # On CUDA the second dimension is the azimuth; on a CPU it is 1 and one thread scans all around.
         local, first = wp.tid()
-        i = offset + local
-        if mask[i]:
-            p = position[i]
-            q = quaternion[i]
-            scan_beams(
-                boxes, buckets, azimuth, beams, map_index[i], p[0], p[1], p[2], q[0], q[1], q[2], q[3], reach,
-                i, first, ranges,
-            )  # fmt: skip
+        i = drones[offset + local]
+        p = position[i]
+        q = quaternion[i]
+        scan_beams(
+            boxes, buckets, azimuth, beams, map_index[i], p[0], p[1], p[2], q[0], q[1], q[2], q[3], reach,
+            i, first, ranges,
+        )  # fmt: skip
 
     return fly, scan
 
@@ -170,149 +168,138 @@ class WarpSimulator:
         start_warp()
         self.scene, self.settings = scene, settings
         self.device = torch.device(settings.device)
-        n, d = settings.num_envs, settings.decimation
-        maps, kinds = scene.num_maps, scene.moving_origin.shape[1]
-        azimuths, elevations = settings.lidar.shape
+        self.team = Team(self.device, settings.threads)
+        self._airframe = airframe(MODELS[settings.drone], settings.step_seconds)
+        self._make_state()
+        self._make_launches()
 
-        def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.zeros(shape, dtype=dtype, device=self.device)
-
-        def constant(array: np.ndarray, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-            return torch.as_tensor(np.ascontiguousarray(array)).to(self.device, dtype)
-
-        self.position = zeros(n, 3)
-        self.quaternion = zeros(n, 4)
-        self.quaternion[:, 0] = 1.0
-        self.velocity = zeros(n, 3)
-        self.angular_velocity = zeros(n, 3)
-        self.throttle = zeros(n, 4)
-        self.map_index = zeros(n, dtype=torch.int32)
-        self.lidar = zeros(n, azimuths, elevations)
-        self.trace = zeros(d, n, 3)
-        self.static_contact = zeros(d, n, dtype=torch.uint8)
-        self.moving_contact = zeros(d, n, dtype=torch.uint8)
-        self.physics_step = 0  # taken so far; the clock of the moving obstacles
-
-        origin = constant(scene.moving_origin.transpose(0, 2, 1))  # (M, 3, K)
-        self.moving_size = constant(scene.moving_size.transpose(0, 2, 1))
-        self.moving_velocity = zeros(maps, 3, kinds)
-        self._moving_goal = zeros(maps, 3, kinds)
-        self._moving_path = origin.repeat(d, 1, 1, 1)  # after each physics step of an action
-        self.moving_position = self._moving_path[-1]
-        self._command = zeros(n, 3)
-        self._everyone = torch.ones(n, dtype=torch.bool, device=self.device)
-
-        boxes, buckets = bucket_boxes(scene)
-        world = [
-            constant(boxes),
-            constant(buckets, torch.int32),
-            constant(settings.lidar.azimuth_table(), torch.float64),
-            constant(settings.lidar.beam_table()),
-        ]
-        count = constant(scene.moving_count, torch.int32)
-        dt = settings.step_seconds
-        self._airframe = airframe(MODELS[settings.drone], dt)
-        self._seed = int(np.random.SeedSequence([settings.seed, 1]).generate_state(1)[0] >> 1)
-
-        fly, scan = beam_kernels(azimuths, elevations)
-        wp_of = self._warp
-        share = 1 if self.device.type == "cuda" else max(kinds, 1)
-        self._move = self._record(
-            move_obstacles,
-            (maps, max(kinds, 1) // share),
-            [
-                share,
-                wp_of(origin),
-                wp_of(self.moving_size[:, 1].contiguous()),
-                wp_of(count),
-                wp.vec2(*settings.moving_speed),
-                wp.vec3(*settings.moving_range),
-                dt,
-                max(1, int(REDRAW_SECONDS / dt + 1e-6)),
-                self._seed,
-                0,
-                d,
-                wp_of(self._moving_goal),
-                wp_of(self.moving_velocity),
-                wp_of(self._moving_path),
-            ],
-        )
-        body = [
-            wp_of(self.position, wp.vec3),
-            wp_of(self.quaternion, wp.vec4),
-            wp_of(self.velocity, wp.vec3),
-            wp_of(self.angular_velocity, wp.vec3),
-            wp_of(self.throttle, wp.vec4),
-        ]
-        world = [wp_of(t) for t in world]
-        index = wp_of(self.map_index)
-
-        def fly_slice(first: int, size: int) -> wp.Launch:
-            moving = [wp_of(self._moving_path), wp_of(self.moving_size), wp_of(count)]
-            events = [wp_of(self.trace, wp.vec3), wp_of(self.static_contact), wp_of(self.moving_contact)]
-            command = wp_of(self._command, wp.vec3)
-            head = [first, d, dt, settings.collision_radius, self._airframe]
-            return self._record(fly, size, [*head, *world, *moving, command, index, *body, *events])
-
-        def scan_slice(first: int, size: int, mask: torch.Tensor) -> wp.Launch:
-            shape = (size, azimuths if self.device.type == "cuda" else 1)
-            head = [first, wp_of(mask), settings.lidar.range]
-            return self._record(scan, shape, [*head, *world, index, *body[:2], wp_of(self.lidar)])
-
-        self._mask = torch.zeros(n, dtype=torch.bool, device=self.device)
-        self._new_position, self._new_yaw = zeros(n, 3), zeros(n)
-        self._new_map = zeros(n, dtype=torch.int32)
-        fresh = [wp_of(self._mask), wp_of(self._new_position, wp.vec3), wp_of(self._new_yaw), wp_of(self._new_map)]
-        self._place = self._record(place, n, [*fresh, self._airframe, *body, index])
-        self._rescan = scan_slice(0, n, self._mask)
-
-        self.crew = Crew(self.device, settings.threads)
-        self._slices = [
-            [fly_slice(first, size), scan_slice(first, size, self._everyone)] for first, size in self.crew.slices(n)
-        ]
-
-    def follow(self, make_launches: Callable[[int, int], list[wp.Launch]]) -> None:
-        for (first, size), launches in zip(self.crew.slices(self.settings.num_envs), self._slices, strict=True):
+    def follow(self, make_launches: Callable[[int, int], list[Recorded]]) -> None:
+        for (first, size), launches in zip(self.team.slices(self.settings.num_envs), self._slices, strict=True):
             launches.extend(make_launches(first, size))
+        self._prepared = self.team.prepare(self._slices)
 
-    def reset(self, mask: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor) -> None:
-        self._mask.copy_(mask)
-        self._new_position.copy_(position)
-        self._new_yaw.copy_(yaw)
-        self._new_map.copy_(map_index)
-        self._place.launch()
-        self._rescan.launch()
+    def reset(self, drones: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor) -> None:
+        count = len(drones)
+        if count == 0:
+            return
+        for buffer, value in zip(self._fresh, (drones, position, yaw, map_index), strict=True):
+            buffer[:count].copy_(value)
+        self._place.resize(count)
+        self._place.run()
+        self._rescan.resize((count, self._scan_width))
+        self._rescan.run()
 
     def step(self, velocity_command: torch.Tensor) -> None:
         self._command.copy_(velocity_command)
-        self.crew.wake()
         if self.scene.moving_origin.shape[1]:
-            self._move.set_param_by_name("step", self.physics_step)
-            self._move.launch()
+            self._move.set("step", self.physics_step)
+            self._move.run()
         self.physics_step += self.settings.decimation
-        self.crew.run(self._slices)
+        self.team.run(self._slices, self._prepared)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        state = {name: getattr(self, name).clone() for name in self._state_names}
+        state = {name: getattr(self, name).clone() for name in self._kept}
         state["physics_step"] = torch.tensor(self.physics_step)
         return state
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        for name in self._state_names:
+        for name in self._kept:
             getattr(self, name).copy_(state[name])
         self.physics_step = int(state["physics_step"])
 
-    _state_names = (
+    def close(self) -> None:
+        """Nothing to give back: memory goes with the object, threads belong to torch."""
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    _kept = (
         "position", "quaternion", "velocity", "angular_velocity", "throttle", "map_index", "lidar", "trace",
         "static_contact", "moving_contact", "moving_velocity", "_moving_goal", "_moving_path",
     )  # fmt: skip
 
-    def close(self) -> None:
-        self.crew.close()
+    def _make_state(self) -> None:
+        n, d = self.settings.num_envs, self.settings.decimation
+        maps, kinds = self.scene.num_maps, self.scene.moving_origin.shape[1]
+        floats, ints = self._zeros(torch.float32), self._zeros(torch.int32)
+        self.position = floats(n, 3)
+        self.quaternion = floats(n, 4)
+        self.quaternion[:, 0] = 1.0
+        self.velocity = floats(n, 3)
+        self.angular_velocity = floats(n, 3)
+        self.throttle = floats(n, 4)
+        self.map_index = ints(n)
+        self.lidar = floats(n, *self.settings.lidar.shape)
+        self.trace = floats(d, n, 3)
+        self.static_contact = self._zeros(torch.uint8)(d, n)
+        self.moving_contact = self._zeros(torch.uint8)(d, n)
+        self.physics_step = 0  # taken so far; the clock of the moving obstacles
 
-    def _warp(self, tensor: torch.Tensor, dtype: type | None = None) -> wp.array:
-        return wp.from_torch(tensor, dtype=dtype)
+        self._origin = self._constant(self.scene.moving_origin.transpose(0, 2, 1))  # (M, 3, K)
+        self.moving_size = self._constant(self.scene.moving_size.transpose(0, 2, 1))
+        self.moving_velocity = floats(maps, 3, kinds)
+        self._moving_goal = floats(maps, 3, kinds)
+        self._moving_path = self._origin.repeat(d, 1, 1, 1)  # after each physics step of an action
+        self.moving_position = self._moving_path[-1]
 
-    def _record(self, kernel: wp.Kernel, dim: int | tuple[int, ...], inputs: list) -> wp.Launch:
-        """A launch to be repeated: its arguments are packed once, here."""
-        return wp.launch(kernel, dim, inputs=inputs, device=str(self.device), record_cmd=True)
+        self._command = floats(n, 3)
+        self._fresh = ints(n), floats(n, 3), floats(n), ints(n)  # of a reset: drones, position, yaw, map
+
+    def _make_launches(self) -> None:
+        settings, n, dt = self.settings, self.settings.num_envs, self.settings.step_seconds
+        on_cuda = self.device.type == "cuda"
+        azimuths, elevations = settings.lidar.shape
+        self._scan_width = azimuths if on_cuda else 1
+        boxes, buckets = bucket_boxes(self.scene)
+        world = [
+            self._constant(boxes),
+            self._constant(buckets, torch.int32),
+            self._constant(settings.lidar.azimuth_table(), torch.float64),
+            self._constant(settings.lidar.beam_table()),
+        ]
+        count = self._constant(self.scene.moving_count, torch.int32)
+        body = [
+            wp.from_torch(self.position, wp.vec3),
+            wp.from_torch(self.quaternion, wp.vec4),
+            wp.from_torch(self.velocity, wp.vec3),
+            wp.from_torch(self.angular_velocity, wp.vec3),
+            wp.from_torch(self.throttle, wp.vec4),
+        ]
+
+        kinds = max(1, self._origin.shape[2])
+        share = 1 if on_cuda else kinds  # obstacles a thread moves
+        limits = [wp.vec2(*settings.moving_speed), wp.vec3(*settings.moving_range)]
+        redraw = max(1, int(REDRAW_SECONDS / dt + 1e-6))
+        self._seed = int(np.random.SeedSequence([settings.seed, 1]).generate_state(1)[0] >> 1)
+        moving = [self._moving_goal, self.moving_velocity, self._moving_path]
+        height = self.moving_size[:, 1].contiguous()
+        inputs = [share, self._origin, height, count, *limits, dt, redraw, self._seed, 0, settings.decimation, *moving]
+        self._move = Recorded(move_obstacles, (self.scene.num_maps, kinds // share), inputs, self.device)
+
+        fly, scan = beam_kernels(azimuths, elevations)
+
+        def fly_slice(first: int, size: int) -> Recorded:
+            head = [first, settings.decimation, dt, settings.collision_radius, self._airframe]
+            obstacles = [self._moving_path, self.moving_size, count]
+            command = wp.from_torch(self._command, wp.vec3)
+            events = [wp.from_torch(self.trace, wp.vec3), self.static_contact, self.moving_contact]
+            inputs = [*head, *world, *obstacles, command, self.map_index, *body, *events]
+            return Recorded(fly, size, inputs, self.device)
+
+        def scan_slice(first: int, size: int, drones: torch.Tensor) -> Recorded:
+            inputs = [first, drones, settings.lidar.range, *world, self.map_index, *body[:2], self.lidar]
+            return Recorded(scan, (size, self._scan_width), inputs, self.device)
+
+        drones, position, yaw, maps = self._fresh
+        fresh = [drones, wp.from_torch(position, wp.vec3), yaw, maps]
+        self._place = Recorded(place, n, [*fresh, self._airframe, *body, self.map_index], self.device)
+        self._rescan = scan_slice(0, n, drones)
+
+        everyone = torch.arange(n, dtype=torch.int32, device=self.device)
+        self._slices = [[fly_slice(*part), scan_slice(*part, everyone)] for part in self.team.slices(n)]
+        self._prepared = self.team.prepare(self._slices)
+
+    def _zeros(self, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+        return lambda *shape: torch.zeros(shape, dtype=dtype, device=self.device)
+
+    def _constant(self, array: np.ndarray, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+        return torch.as_tensor(np.ascontiguousarray(array)).to(self.device, dtype)

@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase
 
+from navrl.sim.launch import Recorded
 from navrl.sim.simulator import Simulator
 from navrl.task import kernels
 from navrl.task.kernels import DIRECTION, NEAREST, OBSTACLE, STAT_COUNT, STATE, STATS, TERMS
@@ -76,15 +77,12 @@ class NavigationEnv(EnvBase):
     def _set_seed(self, seed: int | None) -> None:
         """Starts and goals drawn from now on follow `seed`."""
         if seed is not None:
-            self._begin.set_param_by_name("seed", _kernel_seed(seed))
+            self._begin.set("seed", _kernel_seed(seed))
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        mask = self._everyone if mask is None else mask.view(self.num_envs)
-        self._begin_flights(mask)
-        results, flags = self._new_results()
-        self._observe(results, self._everyone)
-        return self._pack(results, flags.zero_())
+        self._begin_flights(self._everyone if mask is None else _numbers(mask))
+        return self.observation()
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         return self._pack(*self._fly(tensordict.get(("agents", "action"))), reward=True)
@@ -93,11 +91,11 @@ class NavigationEnv(EnvBase):
         """The same as TorchRL's, ten times faster: only the drones that finished are reset and observed anew."""
         results, flags = self._fly(tensordict.get(("agents", "action")))
         tensordict.set("next", self._pack(results, flags, reward=True))
-        done = flags[0].view(-1)
-        if done.any():
-            self._begin_flights(done)
+        finished = _numbers(flags[0])
+        if len(finished):
+            self._begin_flights(finished)
             results, flags = results.clone(), torch.zeros_like(flags)
-            self._observe(results, done)
+            self._observe(results, finished)
         return tensordict, self._pack(results, flags, carry=tensordict)
 
     # --- state --------------------------------------------------------------------------------------------------
@@ -141,8 +139,8 @@ class NavigationEnv(EnvBase):
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)
 
-        self._everyone = torch.ones(n, dtype=torch.bool, device=self.device)
-        self._mask = torch.zeros(n, dtype=torch.bool, device=self.device)
+        self._everyone = torch.arange(n, dtype=torch.int32, device=self.device)
+        self._drones = zeros(n, dtype=torch.int32)  # whom `begin` and `observe` are about
         self._episode = zeros(n, dtype=torch.int32)
         self._goal, self._ahead, self._band = zeros(n, 3), zeros(n, 2), zeros(n, 2)
         self._last_position, self._last_velocity = zeros(n, 3), zeros(n, 3)
@@ -166,7 +164,6 @@ class NavigationEnv(EnvBase):
 
     def _make_launches(self) -> None:
         sim, scene = self.simulator, self.simulator.scene
-        device = str(self.device)
         rules = self._rules()
 
         def constant(array: np.ndarray) -> torch.Tensor:
@@ -175,10 +172,6 @@ class NavigationEnv(EnvBase):
         def vec(tensor: torch.Tensor, dtype: type) -> wp.array:
             return wp.from_torch(tensor, dtype=dtype)
 
-        def record(kernel: wp.Kernel, size: int, inputs: list) -> wp.Launch:
-            inputs = [wp.from_torch(x) if isinstance(x, torch.Tensor) else x for x in inputs]
-            return wp.launch(kernel, size, inputs=inputs, device=device, record_cmd=True)
-
         goal, ahead, band = vec(self._goal, wp.vec3), vec(self._ahead, wp.vec2), vec(self._band, wp.vec2)
         last = [vec(self._last_position, wp.vec3), vec(self._last_velocity, wp.vec3)]
         position, velocity = vec(sim.position, wp.vec3), vec(sim.velocity, wp.vec3)
@@ -186,30 +179,30 @@ class NavigationEnv(EnvBase):
         tables = [vec(constant(scene.starts), wp.vec3), vec(constant(scene.goals), wp.vec3)]
         settings = [_kernel_seed(self.settings.seed), int(self.settings.starts_in_order)]
         flight = [vec(self._start, wp.vec3), self._yaw, self._start_map, goal, ahead, band]
-        self._begin = record(
-            kernels.begin, self.num_envs, [self._mask, *settings, *tables, self._episode, *flight, *progress]
-        )
+        inputs = [self._drones, *settings, *tables, self._episode, *flight, *progress]
+        self._begin = Recorded(kernels.begin, self.num_envs, inputs, self.device)
 
         moving = [sim.moving_position, sim.moving_velocity, sim.moving_size, constant(scene.moving_count)]
         logs = [self._static_log, self._moving_log]
 
-        def observe(first: int, size: int, mask: torch.Tensor) -> wp.Launch:
+        def observe(first: int, size: int, drones: torch.Tensor) -> Recorded:
             seen = [position, velocity, sim.lidar, sim.map_index, *moving, goal, ahead, self._nearest, *logs]
-            return record(kernels.observe, size, [first, mask, rules, *seen, wp.uint64(0)])
+            return Recorded(kernels.observe, size, [first, drones, rules, *seen, 0], self.device)
 
-        def judge(first: int, size: int) -> wp.Launch:
+        def judge(first: int, size: int) -> Recorded:
             events = [vec(sim.trace, wp.vec3), sim.static_contact, sim.moving_contact]
-            inputs = [first, rules, velocity, *events, goal, band, *logs, *progress, wp.uint64(0), wp.uint64(0)]
-            return record(kernels.judge, size, inputs)
+            inputs = [first, rules, velocity, *events, goal, band, *logs, *progress, 0, 0]
+            return Recorded(kernels.judge, size, inputs, self.device)
 
-        self._observe_some = observe(0, self.num_envs, self._mask)
-        self._after_step: list[tuple[wp.Launch, wp.Launch]] = []
+        self._observe_some = observe(0, self.num_envs, self._drones)
+        self._after_step: list[tuple[Recorded, Recorded]] = []
 
-        def after_slice(first: int, size: int) -> list[wp.Launch]:
+        def after_slice(first: int, size: int) -> list[Recorded]:
             self._after_step.append((observe(first, size, self._everyone), judge(first, size)))
             return list(self._after_step[-1])
 
         sim.follow(after_slice)
+        self._aim(*self._new_results())
 
     def _rules(self) -> kernels.Rules:
         task, sim = self.settings, self.simulator.settings
@@ -237,25 +230,36 @@ class NavigationEnv(EnvBase):
                     f" ({len(bad)} of {self.num_envs} drones); the simulator was not stepped"
                 )
         results, flags = self._new_results()
-        address = results.data_ptr()
-        tail = address + 4 * sum(self._sizes[:4])
-        for observe, judge in self._after_step:
-            observe.set_param_by_name("address", address)
-            judge.set_param_by_name("address", tail)
-            judge.set_param_by_name("flags", flags.data_ptr())
+        self._aim(results, flags)
         self.simulator.step(action)
         self._write_stats(results)
         return results, flags
 
-    def _begin_flights(self, mask: torch.Tensor) -> None:
-        self._mask.copy_(mask)
-        self._begin.launch()
-        self.simulator.reset(self._mask, self._start, self._yaw, self._start_map)
+    def _aim(self, results: torch.Tensor, flags: torch.Tensor) -> None:
+        """Let the kernels that follow a step write here. The memory is kept until the next call: whoever steps the
+        simulator behind the environment's back must not write into memory that is gone."""
+        self._target = results, flags
+        address = results.data_ptr()
+        tail = address + 4 * sum(self._sizes[:4])
+        for observe, judge in self._after_step:
+            observe.set("address", address)
+            judge.set("address", tail)
+            judge.set("flags", flags.data_ptr())
 
-    def _observe(self, results: torch.Tensor, mask: torch.Tensor) -> None:
-        self._mask.copy_(mask)
-        self._observe_some.set_param_by_name("address", results.data_ptr())
-        self._observe_some.launch()
+    def _begin_flights(self, drones: torch.Tensor) -> None:
+        count = len(drones)
+        if count == 0:
+            return
+        self._drones[:count].copy_(drones)
+        self._begin.resize(count)
+        self._begin.run()
+        self.simulator.reset(drones, self._start[:count], self._yaw[:count], self._start_map[:count])
+
+    def _observe(self, results: torch.Tensor, drones: torch.Tensor) -> None:
+        self._drones[: len(drones)].copy_(drones)
+        self._observe_some.set("address", results.data_ptr())
+        self._observe_some.resize(len(drones))
+        self._observe_some.run()
         self._write_stats(results)
 
     def _write_stats(self, results: torch.Tensor) -> None:
@@ -289,6 +293,11 @@ class NavigationEnv(EnvBase):
     def _td(self, content: dict) -> TensorDict:
         # Unchecked, because every shape is fixed above: three times faster on a path taken every step.
         return TensorDict._new_unsafe(content, batch_size=self.batch_size, device=self.device)
+
+
+def _numbers(mask: torch.Tensor) -> torch.Tensor:
+    """Numbers of the drones whose flag is set."""
+    return mask.view(-1).nonzero().view(-1)
 
 
 def _kernel_seed(seed: int) -> int:

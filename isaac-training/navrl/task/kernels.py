@@ -145,7 +145,7 @@ def unit(v: wp.vec3) -> wp.vec3:
 
 @wp.kernel
 def begin(
-    mask: wp.array(dtype=wp.bool),
+    drones: wp.array(dtype=int),  # which; row r of position, yaw and map_index is for drone drones[r]
     seed: int,
     in_order: int,  # 1: drone i always flies start i // M of map i % M; 0: both are drawn anew for every episode
     starts: wp.array2d(dtype=wp.vec3),  # (M, S)
@@ -163,9 +163,8 @@ def begin(
     outcome: wp.array(dtype=int),
     stats: wp.array2d(dtype=float),
 ):
-    i = wp.tid()
-    if not mask[i]:
-        return
+    r = wp.tid()
+    i = drones[r]
     maps, slots = starts.shape[0], starts.shape[1]
     m, slot = i % maps, (i // maps) % slots
     if in_order == 0:
@@ -181,9 +180,9 @@ def begin(
     if wp.length(flat) > 1.0e-6:
         forward = wp.normalize(flat)
 
-    position[i] = start
-    yaw[i] = wp.atan2(forward[1], forward[0])
-    map_index[i] = m
+    position[r] = start
+    yaw[r] = wp.atan2(forward[1], forward[0])
+    map_index[r] = m
     goal[i] = target
     ahead[i] = forward
     band[i] = wp.vec2(wp.min(start[2], target[2]), wp.max(start[2], target[2]))
@@ -200,7 +199,7 @@ def begin(
 @wp.kernel
 def observe(
     offset: int,
-    mask: wp.array(dtype=wp.bool),
+    drones: wp.array(dtype=int),
     rules: Rules,
     position: wp.array(dtype=wp.vec3),
     velocity: wp.array(dtype=wp.vec3),
@@ -217,9 +216,7 @@ def observe(
     moving_log: wp.array(dtype=float),  # ... and of the near moving obstacles
     address: wp.uint64,  # where to write: lidar, state, direction, obstacles, one after the other
 ):
-    i = offset + wp.tid()
-    if not mask[i]:
-        return
+    i = drones[offset + wp.tid()]
     n = position.shape[0]
     beams = lidar.shape[1] * lidar.shape[2]
     out = wp.array(ptr=address, shape=(n * (beams + STATE + DIRECTION + NEAREST * OBSTACLE),), dtype=float)

@@ -1,0 +1,237 @@
+"""How fast is the environment on this machine? One run, everything measured side by side; JSON on the last line.
+
+    python scripts/bench/env.py [--quick]
+
+A step is a full one: moving obstacles, controller, rotors, rigid body, contacts, LiDAR, observation, reward, done and
+the reset of drones that finished, through TorchRL's `step_and_maybe_reset`. Drones fly straight at their goals, crash
+and start again, after a warm-up that spreads them over the maps. Figures are the best of several rounds, because other
+people's work on the machine only ever adds time; ratios compare rounds of the same run.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import json
+import os
+import time
+from collections.abc import Callable
+
+import numpy as np
+import psutil
+import torch
+import warp as wp
+
+from navrl.sim.runtime import start_warp
+from navrl.sim.scene import VERTICES, Scene, generate_scene, paint_field, place_boxes
+from navrl.sim.simulator import SimSettings
+from navrl.sim.warp_engine import WarpSimulator
+from navrl.task.env import NavigationEnv, TaskSettings
+
+NAVRL_REWARD = {"velocity": 1.0, "alive": 1.0, "static_clearance": 1.0, "moving_clearance": 1.0, "height": 8.0}
+WARM_UP = 700  # steps: by then drones are all over the maps
+
+
+class Flight:
+    """One environment kept flying."""
+
+    def __init__(self, scene: Scene, num_envs: int, threads: int, decimation: int = 1) -> None:
+        sim = WarpSimulator(scene, SimSettings(num_envs, threads=threads, decimation=decimation))
+        self.env = NavigationEnv(sim, TaskSettings(reward=NAVRL_REWARD))
+        self.data = self.env.reset()
+        self.finished = 0
+
+    def fly(self, steps: int) -> None:
+        for _ in range(steps):
+            self.data["agents", "action"] = 2.0 * self.data["agents", "observation", "direction"][:, 0]
+            _, self.data = self.env.step_and_maybe_reset(self.data)
+
+    def rate(self, steps: int) -> float:
+        """Drone steps per second of one round."""
+        start = time.perf_counter()
+        self.fly(steps)
+        return steps * self.env.num_envs / (time.perf_counter() - start)
+
+    def close(self) -> None:
+        self.env.close()
+
+
+def best_rates(flights: dict[str, Flight], rounds: int, steps: int) -> dict[str, float]:
+    """Best rate of each flight; rounds alternate, so that all meet the same neighbours."""
+    best = dict.fromkeys(flights, 0.0)
+    for _ in range(rounds):
+        for name, flight in flights.items():
+            best[name] = max(best[name], flight.rate(steps))
+    return best
+
+
+def best_time(run: Callable[[], None], rounds: int, repeat: int) -> float:
+    times = []
+    for _ in range(rounds):
+        start = time.perf_counter()
+        for _ in range(repeat):
+            run()
+        times.append((time.perf_counter() - start) / repeat)
+    return min(times)
+
+
+# --- the peer: a triangle mesh, as Isaac Lab's RayCaster uses ------------------------------------------------------
+
+
+@wp.kernel
+def cast(
+    mesh: wp.uint64,
+    position: wp.array(dtype=wp.vec3),
+    yaw: wp.array(dtype=float),
+    beams: wp.array(dtype=wp.vec3),
+    reach: float,
+    ranges: wp.array2d(dtype=float),
+):
+    i, b = wp.tid()
+    turn = wp.quat_from_axis_angle(wp.vec3(0.0, 0.0, 1.0), yaw[i])
+    query = wp.mesh_query_ray(mesh, position[i], wp.quat_rotate(turn, beams[b]), reach)
+    ranges[i, b] = wp.where(query.result, query.t, reach)
+
+
+def height_field_mesh(seed: int, count: int) -> wp.Mesh:
+    """The height field of map 0 as a grid of triangles; low vertices are pulled to high ones, so that walls stand."""
+    field = paint_field(place_boxes([np.random.default_rng([seed, 0, 0])], np.array([count])))[0].astype(float) / 10
+    heights = np.pad(field, 1)
+    x, y = np.meshgrid(np.arange(VERTICES + 2), np.arange(VERTICES + 2), indexing="ij")
+    px, py = x.astype(float), y.astype(float)
+    for dx, dy in ((1, 0), (-1, 0), (0, 1), (0, -1), (1, 1), (1, -1), (-1, 1), (-1, -1)):
+        step = np.roll(heights, (-dx, -dy), (0, 1)) - heights > 0.5
+        px = np.where(step & (px == x), x + dx, px)
+        py = np.where(step & (py == y), y + dy, py)
+    last = VERTICES + 1
+    px = np.select([x == 0, x == last], [-50, last + 50], px)  # the outer ring reaches to the end of the ground
+    py = np.select([y == 0, y == last], [-50, last + 50], py)
+    points = np.stack([px / 10 - 20, py / 10 - 20, heights], -1).reshape(-1, 3)
+    side = VERTICES + 2
+    corner = (x[:-1, :-1] * side + y[:-1, :-1]).reshape(-1)
+    faces = np.stack([corner, corner + side, corner + side + 1, corner, corner + side + 1, corner + 1], -1)
+    return wp.Mesh(wp.array(points, dtype=wp.vec3, device="cpu"), wp.array(faces.ravel(), dtype=int, device="cpu"))
+
+
+def compare_with_mesh(scene_seed: int, rounds: int) -> dict[str, float]:
+    """Million rays per second of our scan and of a triangle mesh, one thread each, same map, poses and beams."""
+    n = 1024
+    scene = generate_scene(scene_seed, 1, 350, 0)
+    sim = WarpSimulator(scene, SimSettings(n, threads=1))
+    rng = np.random.default_rng(0)
+    position = torch.tensor(np.column_stack([rng.uniform(-20, 20, (n, 2)), rng.uniform(0.5, 3.5, n)])).float()
+    yaw = torch.tensor(rng.uniform(-3, 3, n)).float()
+    sim.reset(torch.arange(n), position, yaw, torch.zeros(n, dtype=torch.int32))
+
+    spec = sim.settings.lidar
+    azimuth = np.repeat(spec.azimuth_angles(), spec.vbeams)
+    elevation = np.tile(spec.elevation_angles(), spec.azimuths)
+    beams = np.stack([np.cos(elevation) * np.cos(azimuth), np.cos(elevation) * np.sin(azimuth), np.sin(elevation)], -1)
+    mesh = height_field_mesh(scene_seed, 350)
+    ranges = torch.zeros(n, len(beams))
+    inputs = [mesh.id, wp.from_torch(position, dtype=wp.vec3), wp.from_torch(yaw), wp.array(beams, dtype=wp.vec3)]
+    launch = wp.launch(
+        cast, (n, len(beams)), [*inputs, spec.range, wp.from_torch(ranges)], device="cpu", record_cmd=True
+    )
+    mesh_time = best_time(launch.launch, max(3, rounds // 3), 1)
+    our_time = best_time(sim._rescan.run, rounds, 20)
+    rays = n * len(beams) / 1e6
+    agree = ((ranges - sim.lidar.view(n, -1)).abs() < 0.01).float().mean().item()
+    sim.close()
+    return {
+        "lidar_mrays_per_s": rays / our_time,
+        "mesh_lidar_mrays_per_s": rays / mesh_time,
+        "speedup_vs_mesh_lidar": mesh_time / our_time,
+        "rays_agreeing_with_mesh": agree,
+    }
+
+
+# --- scaling and memory -------------------------------------------------------------------------------------------
+
+
+def scaling(cores: int, quick: bool) -> dict[str, dict[str, float]]:
+    """Steps per second over numbers of drones and of boxes."""
+    rounds = 3 if quick else 8
+    scene = generate_scene(0, 64)
+    out: dict[str, dict[str, float]] = {"steps_per_s_by_drones": {}, "steps_per_s_by_boxes": {}}
+    for drones in (64, 256, 1024, 4096, 16384):
+        flight = Flight(scene, drones, cores)
+        flight.fly(WARM_UP if drones <= 1024 else WARM_UP // 4)
+        steps = max(5, min(200, 60_000 // drones))
+        out["steps_per_s_by_drones"][str(drones)] = best_rates({"": flight}, rounds, steps)[""]
+        flight.close()
+        print(f"  {drones:6d} drones              {out['steps_per_s_by_drones'][str(drones)] / 1e6:6.2f} M steps/s")
+    for boxes in (0, 100, 350, 1000):
+        flight = Flight(generate_scene(0, 64, boxes), 1024, cores)
+        flight.fly(WARM_UP)
+        out["steps_per_s_by_boxes"][str(boxes)] = best_rates({"": flight}, rounds, 50)[""]
+        flight.close()
+        print(f"  {boxes:6d} boxes, 1024 drones  {out['steps_per_s_by_boxes'][str(boxes)] / 1e6:6.2f} M steps/s")
+    return out
+
+
+def memory_per_drone() -> float:
+    """Resident bytes that 16 384 drones add, each."""
+    scene = generate_scene(0, 64)
+    process = psutil.Process()
+    Flight(scene, 64, 1).close()  # what one environment costs whatever its size
+    gc.collect()
+    before = process.memory_info().rss
+    flight = Flight(scene, 16384, 1)
+    flight.fly(3)
+    after = process.memory_info().rss
+    flight.close()
+    return (after - before) / 16384
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--quick", action="store_true", help="fewer rounds: seconds instead of two minutes")
+    quick = parser.parse_args().quick
+    cores = min(2, os.cpu_count() or 1)
+    torch.set_num_threads(cores)
+    start_warp()
+    result: dict = {"cpu_count": os.cpu_count(), "drones": 1024, "static": 350, "moving": 80}
+
+    print("memory ...")
+    result["memory_per_drone_bytes"] = round(memory_per_drone())
+    print(f"  {result['memory_per_drone_bytes'] / 1024:6.1f} KiB a drone")
+
+    print("full environment steps, 1024 drones, 350 boxes, 80 moving obstacles ...")
+    scene = generate_scene(0, 64)
+    flights = {
+        "1": Flight(scene, 1024, 1),
+        "2": Flight(scene, 1024, cores),
+        "2, decimation 4": Flight(scene, 1024, cores, 4),
+    }
+    for flight in flights.values():
+        flight.fly(WARM_UP)
+    rates = best_rates(flights, 6 if quick else 40, 60)
+    for flight in flights.values():
+        flight.close()
+    result["steps_per_s_1_thread"], result["steps_per_s_2_threads"] = rates["1"], rates["2"]
+    result["thread_speedup"] = rates["2"] / rates["1"]
+    result["physics_steps_per_s_decimation_4"] = 4 * rates["2, decimation 4"]
+    print(f"  1 thread   {rates['1'] / 1e6:6.2f} M steps/s")
+    print(f"  2 threads  {rates['2'] / 1e6:6.2f} M steps/s")
+    print(f"  2 threads, 4 physics steps an action  {4 * rates['2, decimation 4'] / 1e6:6.2f} M physics steps/s")
+
+    print("LiDAR against a triangle mesh (wp.Mesh), one thread ...")
+    result |= compare_with_mesh(0, 6 if quick else 20)
+    ours, mesh, ratio = (result[k] for k in ("lidar_mrays_per_s", "mesh_lidar_mrays_per_s", "speedup_vs_mesh_lidar"))
+    print(f"  ours {ours:.0f}, mesh {mesh:.1f} million rays/s: {ratio:.0f} times")
+    print(f"  {100 * result['rays_agreeing_with_mesh']:.1f} % of rays agree within 1 cm")
+
+    print("scaling ...")
+    result |= scaling(cores, quick)
+    print(json.dumps({key: _rounded(value) for key, value in result.items()}))
+
+
+def _rounded(value: object) -> object:
+    if isinstance(value, dict):
+        return {key: _rounded(item) for key, item in value.items()}
+    return float(f"{value:.4g}") if isinstance(value, float) else value
+
+
+if __name__ == "__main__":
+    main()
