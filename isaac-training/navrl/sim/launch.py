@@ -62,6 +62,12 @@ class Recorded:
         return entry, ctypes.addressof(self._bounds), ctypes.addressof(self._arguments)
 
 
+@wp.func_native("return ((const int*)address)[index];")
+def number_at(address: wp.uint64, index: int) -> int:
+    """Element of a list of int32 given by its address: a list that changes at every launch costs no packing."""
+    ...
+
+
 @wp.func_native("""
     // One parallel region; each of its threads takes every n-th slice and runs the slice's launches in order.
     typedef signed (*Query)(); // Warp makes a macro of the other word

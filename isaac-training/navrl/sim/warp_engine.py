@@ -9,7 +9,7 @@ import numpy as np
 import torch
 import warp as wp
 
-from navrl.sim.launch import Recorded, Team
+from navrl.sim.launch import Recorded, Team, number_at
 from navrl.sim.lidar import bucket_boxes, lidar_functions
 from navrl.sim.obstacles import REDRAW_SECONDS, move_obstacles
 from navrl.sim.quadrotor import MODELS, Airframe, Body, airframe, controlled_wrench, integrate
@@ -50,10 +50,10 @@ def inside_moving(
 
 @wp.kernel
 def place(
-    drones: wp.array(dtype=int),  # which; row r of the next three is for drone drones[r]
-    new_position: wp.array(dtype=wp.vec3),
-    new_yaw: wp.array(dtype=float),
-    new_map: wp.array(dtype=int),
+    drones: wp.uint64,  # addresses: of the drones' numbers, and, row for row, of where to put them
+    new_position: wp.uint64,
+    new_yaw: wp.uint64,
+    new_map: wp.uint64,
     drone: Airframe,
     position: wp.array(dtype=wp.vec3),
     quaternion: wp.array(dtype=wp.vec4),
@@ -63,15 +63,17 @@ def place(
     map_index: wp.array(dtype=int),
 ):
     r = wp.tid()
-    i = drones[r]
+    i = number_at(drones, r)
+    at = wp.array(ptr=new_position, shape=(r + 1,), dtype=wp.vec3)
+    yaw = wp.array(ptr=new_yaw, shape=(r + 1,), dtype=float)
     h = drone.hover_throttle
-    half = 0.5 * new_yaw[r]
-    position[i] = new_position[r]
+    half = 0.5 * yaw[r]
+    position[i] = at[r]
     quaternion[i] = wp.vec4(wp.cos(half), 0.0, 0.0, wp.sin(half))
     velocity[i] = wp.vec3()
     rate[i] = wp.vec3()
     throttle[i] = wp.vec4(h, h, h, h)
-    map_index[i] = new_map[r]
+    map_index[i] = number_at(new_map, r)
 
 
 @cache
@@ -137,7 +139,7 @@ def beam_kernels(azimuths: int, elevations: int) -> tuple[wp.Kernel, wp.Kernel]:
     @wp.kernel(module="unique", module_options=FORWARD_ONLY)
     def scan(
         offset: int,
-        drones: wp.array(dtype=int),
+        drones: wp.uint64,  # address of their numbers
         reach: float,
         boxes: wp.array2d(dtype=float),
         buckets: wp.array2d(dtype=int),
@@ -150,7 +152,7 @@ def beam_kernels(azimuths: int, elevations: int) -> tuple[wp.Kernel, wp.Kernel]:
     ):
         # On CUDA the second dimension is the azimuth; on a CPU it is 1 and one thread scans all around.
         local, first = wp.tid()
-        i = drones[offset + local]
+        i = number_at(drones, offset + local)
         p = position[i]
         q = quaternion[i]
         scan_beams(
@@ -182,10 +184,16 @@ class WarpSimulator:
         count = len(drones)
         if count == 0:
             return
-        for buffer, value in zip(self._fresh, (drones, position, yaw, map_index), strict=True):
-            buffer[:count].copy_(value)
+        ints, floats = {"device": self.device, "dtype": torch.int32}, {"device": self.device, "dtype": torch.float32}
+        drones, map_index = drones.to(**ints).contiguous(), map_index.to(**ints).contiguous()
+        position, yaw = position.to(**floats).contiguous(), yaw.to(**floats).contiguous()
+        self._place.set("drones", drones.data_ptr())
+        self._place.set("new_position", position.data_ptr())
+        self._place.set("new_yaw", yaw.data_ptr())
+        self._place.set("new_map", map_index.data_ptr())
         self._place.resize(count)
         self._place.run()
+        self._rescan.set("drones", drones.data_ptr())
         self._rescan.resize((count, self._scan_width))
         self._rescan.run()
 
@@ -242,7 +250,6 @@ class WarpSimulator:
         self.moving_position = self._moving_path[-1]
 
         self._command = floats(n, 3)
-        self._fresh = ints(n), floats(n, 3), floats(n), ints(n)  # of a reset: drones, position, yaw, map
 
     def _make_launches(self) -> None:
         settings, n, dt = self.settings, self.settings.num_envs, self.settings.step_seconds
@@ -286,16 +293,13 @@ class WarpSimulator:
             return Recorded(fly, size, inputs, self.device)
 
         def scan_slice(first: int, size: int, drones: torch.Tensor) -> Recorded:
-            inputs = [first, drones, settings.lidar.range, *world, self.map_index, *body[:2], self.lidar]
+            inputs = [first, drones.data_ptr(), settings.lidar.range, *world, self.map_index, *body[:2], self.lidar]
             return Recorded(scan, (size, self._scan_width), inputs, self.device)
 
-        drones, position, yaw, maps = self._fresh
-        fresh = [drones, wp.from_torch(position, wp.vec3), yaw, maps]
-        self._place = Recorded(place, n, [*fresh, self._airframe, *body, self.map_index], self.device)
-        self._rescan = scan_slice(0, n, drones)
-
-        everyone = torch.arange(n, dtype=torch.int32, device=self.device)
-        self._slices = [[fly_slice(*part), scan_slice(*part, everyone)] for part in self.team.slices(n)]
+        self._everyone = torch.arange(n, dtype=torch.int32, device=self.device)
+        self._place = Recorded(place, n, [0, 0, 0, 0, self._airframe, *body, self.map_index], self.device)
+        self._rescan = scan_slice(0, n, self._everyone)
+        self._slices = [[fly_slice(*part), scan_slice(*part, self._everyone)] for part in self.team.slices(n)]
         self._prepared = self.team.prepare(self._slices)
 
     def _zeros(self, dtype: torch.dtype) -> Callable[..., torch.Tensor]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import warp as wp
 
+from navrl.sim.launch import number_at
 from navrl.sim.runtime import FORWARD_ONLY
 
 wp.set_module_options(FORWARD_ONLY)
@@ -145,7 +146,7 @@ def unit(v: wp.vec3) -> wp.vec3:
 
 @wp.kernel
 def begin(
-    drones: wp.array(dtype=int),  # which; row r of position, yaw and map_index is for drone drones[r]
+    drones: wp.uint64,  # address of their numbers; row r of position, yaw and map_index is for drone number r
     seed: int,
     in_order: int,  # 1: drone i always flies start i // M of map i % M; 0: both are drawn anew for every episode
     starts: wp.array2d(dtype=wp.vec3),  # (M, S)
@@ -164,7 +165,7 @@ def begin(
     stats: wp.array2d(dtype=float),
 ):
     r = wp.tid()
-    i = drones[r]
+    i = number_at(drones, r)
     maps, slots = starts.shape[0], starts.shape[1]
     m, slot = i % maps, (i // maps) % slots
     if in_order == 0:
@@ -199,7 +200,7 @@ def begin(
 @wp.kernel
 def observe(
     offset: int,
-    drones: wp.array(dtype=int),
+    drones: wp.uint64,  # address of their numbers
     rules: Rules,
     position: wp.array(dtype=wp.vec3),
     velocity: wp.array(dtype=wp.vec3),
@@ -216,7 +217,7 @@ def observe(
     moving_log: wp.array(dtype=float),  # ... and of the near moving obstacles
     address: wp.uint64,  # where to write: lidar, state, direction, obstacles, one after the other
 ):
-    i = drones[offset + wp.tid()]
+    i = number_at(drones, offset + wp.tid())
     n = position.shape[0]
     beams = lidar.shape[1] * lidar.shape[2]
     out = wp.array(ptr=address, shape=(n * (beams + STATE + DIRECTION + NEAREST * OBSTACLE),), dtype=float)
