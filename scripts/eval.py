@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import hydra
@@ -35,9 +36,10 @@ def main(cfg: DictConfig) -> None:
     scenarios = config.scenarios(cfg)
     episodes = int(config.number(cfg, "eval.episodes", 1, config.MAX_EPISODES, whole=True))
     maps = int(config.number(cfg, "eval.maps", 1, config.MAX_EPISODES, whole=True))
-    seed = int(config.number(cfg, "eval.seed", 0, 2**31 - 1, whole=True))
+    seed = config.seed_at(cfg, "eval.seed")
+    picture = config.switch(cfg, "eval.picture")
     config.check_obstacles(cfg)
-    sim_settings = config.sim_settings(cfg, num_envs=episodes)
+    sim_settings = replace(config.sim_settings(cfg), num_envs=episodes, seed=seed)
     task_settings = config.task_settings(cfg, starts_in_order=True)
     policy = make_policy(cfg, sim_settings)
 
@@ -61,11 +63,11 @@ def main(cfg: DictConfig) -> None:
             if not console.is_terminal:  # a bar that cannot move says nothing until the end
                 console.print(f"{scenario}: {100 * result['success']:.1f} % success")
             (run / "eval.json").write_text(json.dumps(results, indent=2) + "\n")
-            if config.switch(cfg, "eval.picture"):
+            if picture:
                 outcome = [OUTCOMES[o] for o in flights.outcome]
                 title = f"{Path(str(cfg.policy)).name}   {scenario}   {episodes} flights"
-                picture = run / f"flights-{scenario}.png"
-                draw_flights(picture, title, flights.scene, flights.map_index, flights.trace, outcome)
+                file = run / f"flights-{scenario}.png"
+                draw_flights(file, title, flights.scene, flights.map_index, flights.trace, outcome)
 
     console.print(results_table(results, f"policy={cfg.policy}, {episodes} flights a scenario, seed {seed}"))
     console.print(f"numbers and pictures: {run}")

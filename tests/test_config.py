@@ -70,6 +70,7 @@ BAD = {
     "drone.collision_radius=-0.1": "between",
     "reward.goal=high": "number",
     "seed=-1": "between 0",
+    "headless=maybe": "true or false",
     "device=tpu": "auto, cpu, cuda",
     "eval.scenarios=[crosing-350-80]": "crossing-350-80",
     "eval.scenarios=[crossing-350-9000]": "fit",

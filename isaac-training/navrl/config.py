@@ -47,6 +47,9 @@ def user_errors(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], No
     def wrapped(cfg: DictConfig) -> None:
         try:
             main(cfg)
+        except KeyboardInterrupt:
+            print("\ninterrupted; what was finished is in the run directory", file=sys.stderr)
+            sys.exit(130)
         except ConfigError as error:
             _remove_fresh_run(Path(HydraConfig.get().runtime.output_dir))
             print(f"error: {error}", file=sys.stderr)
@@ -166,22 +169,26 @@ def lidar_spec(cfg: DictConfig) -> LidarSpec:
     return LidarSpec(number(cfg, "sensor.lidar_range", 0.5, 40.0), vfov, vbeams, hres)
 
 
-def sim_settings(cfg: DictConfig, num_envs: int | None = None) -> SimSettings:
-    """Everything an engine is told besides the scene; `num_envs` overrides env.num_envs."""
-    most = 1 << 20
-    checked = int(number(cfg, "env.num_envs", 1, most, whole=True))
-    speed = numbers(cfg, "env_dyn.vel_range", 2, low=0.0, rising=True)
+def seed_at(cfg: DictConfig, key: str) -> int:
+    """The seed at `key`."""
+    return int(number(cfg, key, 0, 2**31 - 1, whole=True))
+
+
+def sim_settings(cfg: DictConfig) -> SimSettings:
+    """Everything an engine is told besides the scene."""
+    if not switch(cfg, "headless"):
+        log.warning("headless=false: the warp engine has no window; pictures are drawn into the run directory")
     settings = SimSettings(
-        num_envs=num_envs or checked,
+        num_envs=int(number(cfg, "env.num_envs", 1, 1 << 20, whole=True)),
         device=pick_device(cfg),
-        seed=int(number(cfg, "seed", 0, 2**31 - 1, whole=True)),
+        seed=seed_at(cfg, "seed"),
         dt=number(cfg, "sim.dt", 1e-4, 0.05),
         decimation=int(number(cfg, "sim.decimation", 1, 100, whole=True)),
         time_scale=number(cfg, "sim.time_scale", 0.1, 10.0),
         threads=int(number(cfg, "sim.threads", 0, 256, whole=True)),
         drone=choice(cfg, "drone.model_name", tuple(MODELS)),
         collision_radius=number(cfg, "drone.collision_radius", 0.0, 2.0),
-        moving_speed=speed,
+        moving_speed=numbers(cfg, "env_dyn.vel_range", 2, low=0.0, rising=True),
         moving_range=numbers(cfg, "env_dyn.local_range", 3, low=0.0),
         lidar=lidar_spec(cfg),
     )
@@ -214,7 +221,7 @@ def task_settings(cfg: DictConfig, starts_in_order: bool = False) -> TaskSetting
         end_at_goal=switch(cfg, "env.end_at_goal"),
         action_limit=number(cfg, "drone.action_limit", 0.01, 20.0),
         starts_in_order=starts_in_order,
-        seed=int(cfg.seed),
+        seed=seed_at(cfg, "seed"),
         reward=reward,
     )
 

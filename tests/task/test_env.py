@@ -229,6 +229,7 @@ def test_stepping_the_simulator_alone_is_safe(make_env, scene) -> None:
 
 def test_resume_is_exact(make_env, scene) -> None:
     first, second = make_env(scene, 48, decimation=2), make_env(scene, 48, decimation=2)
+    first.set_seed(5)
     generator = torch.Generator().manual_seed(3)
     data = first.reset()
     actions = torch.randn(400, 48, 3, generator=generator)

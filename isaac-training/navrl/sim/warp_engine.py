@@ -170,6 +170,8 @@ class WarpSimulator:
         start_warp()
         self.scene, self.settings = scene, settings
         self.device = torch.device(settings.device)
+        if self.device.type == "cuda":  # one order of work for torch and Warp: tensors go back and forth all the time
+            wp.set_stream(wp.stream_from_torch(torch.cuda.current_stream(self.device)), str(self.device))
         self.team = Team(self.device, settings.threads)
         self._airframe = airframe(MODELS[settings.drone], settings.step_seconds)
         self._make_state()
