@@ -116,6 +116,14 @@ def test_other_layouts(make_sim, spec: LidarSpec) -> None:
     compare(make_sim, scene, spec, position, rng.uniform(-4, 4, n))
 
 
+@pytest.mark.parametrize("box", [[0.0, 0.0, 3.0, 0.5, 2.0], [19.8, 0.0, 20.5, 0.5, 2.0]])
+def test_boxes_the_search_would_miss_are_refused(make_sim, box: list[float]) -> None:
+    scene = generate_scene(0, 1, num_static=0, num_moving=0)
+    scene = Scene(**{**vars(scene), "boxes": np.array([box], np.float32), "box_offsets": np.array([0, 1], np.int32)})
+    with pytest.raises(ValueError, match="static boxes must be"):
+        make_sim(scene)
+
+
 def test_order_of_beams(make_sim) -> None:
     """Azimuth 0 looks along yaw, then counter-clockwise; elevations rise; only yaw turns the beams."""
     wall = np.array([[2.0, -0.05, 2.1, 0.05, 6.0]], np.float32)  # a pole 2 m ahead
@@ -130,6 +138,5 @@ def test_order_of_beams(make_sim) -> None:
     before = sim.lidar.clone()
     for tilted in ([0.9, 0.4, 0.0, 0.0], [0.9, 0.0, -0.3, 0.0]):  # roll and pitch leave the nose's heading as it is
         sim.quaternion[0] = torch.nn.functional.normalize(torch.tensor(tilted), dim=0)
-        for launches in sim._slices:
-            launches[1].run()
+        sim.scan()
         assert torch.equal(sim.lidar[0], before[0])

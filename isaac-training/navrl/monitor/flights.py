@@ -79,7 +79,7 @@ def draw_flights(
     maps = np.unique(map_index)
     columns = math.ceil(math.sqrt(len(maps) * 16 / 9))
     rows = math.ceil(len(maps) / columns)
-    size = max(3.4, 9.0 / rows)  # inches a panel
+    size = max(2.2 if len(maps) > 32 else 3.4, 9.0 / rows)  # inches a panel
     figure, axes = plt.subplots(rows, columns, figsize=(size * columns, size * rows + 0.9), squeeze=False)
     colours = np.array([COLOURS[o] for o in outcome])
     for axis in axes.flat:

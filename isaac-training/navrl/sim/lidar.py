@@ -66,6 +66,11 @@ def bucket_boxes(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
     A bucket holds the boxes whose centre lies in it: COLUMNS columns of 1 m in each band of BAND m. All boxes of a
     band between two columns are neighbours in memory, so that eight can be looked at together.
     """
+    size, outermost = scene.boxes[:, 2:4] - scene.boxes[:, 0:2], np.abs(scene.boxes[:, :4]).max(initial=0.0)
+    if size.max(initial=0.0) > 2 * MARGIN or outermost > MAP_HALF:
+        raise ValueError(
+            f"static boxes must be at most {2 * MARGIN:.1f} m long (cut longer ones) and within ±{MAP_HALF} m"
+        )
     per_map = np.diff(scene.box_offsets)
     owner = np.repeat(np.arange(scene.num_maps), per_map)
     centre = (scene.boxes[:, 0:2] + scene.boxes[:, 2:4]) / 2 + MAP_HALF

@@ -186,9 +186,9 @@ class WarpSimulator:
         count = len(drones)
         if count == 0:
             return
-        ints, floats = {"device": self.device, "dtype": torch.int32}, {"device": self.device, "dtype": torch.float32}
-        drones, map_index = drones.to(**ints).contiguous(), map_index.to(**ints).contiguous()
-        position, yaw = position.to(**floats).contiguous(), yaw.to(**floats).contiguous()
+        drones, map_index = self._plain(drones, torch.int32), self._plain(map_index, torch.int32)
+        position, yaw = self._plain(position, torch.float32), self._plain(yaw, torch.float32)
+        self._fresh = drones, position, yaw, map_index  # kept: the launches know only their addresses
         self._place.set("drones", drones.data_ptr())
         self._place.set("new_position", position.data_ptr())
         self._place.set("new_yaw", yaw.data_ptr())
@@ -198,6 +198,11 @@ class WarpSimulator:
         self._rescan.set("drones", drones.data_ptr())
         self._rescan.resize((count, self._scan_width))
         self._rescan.run()
+
+    def scan(self) -> None:
+        """Scan for every drone where it is; `step` and `reset` do so themselves."""
+        for launches in self._slices:
+            launches[1].run()
 
     def step(self, velocity_command: torch.Tensor) -> None:
         self._command.copy_(velocity_command)
@@ -303,6 +308,12 @@ class WarpSimulator:
         self._rescan = scan_slice(0, n, self._everyone)
         self._slices = [[fly_slice(*part), scan_slice(*part, self._everyone)] for part in self.team.slices(n)]
         self._prepared = self.team.prepare(self._slices)
+
+    def _plain(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """`tensor` as kernels read it from an address; nearly always it is already."""
+        if tensor.dtype is dtype and tensor.device == self.device and tensor.is_contiguous():
+            return tensor
+        return tensor.to(self.device, dtype).contiguous()
 
     def _zeros(self, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
         return lambda *shape: torch.zeros(shape, dtype=dtype, device=self.device)

@@ -74,7 +74,8 @@ class Rules:
         for (; e + W <= end; e += W)
             for (int w = 0; w < W; ++w) product[w] *= range[e + w] > 1e-6f ? range[e + w] : 1e-6f;
         for (; e < end; ++e) product[0] *= range[e] > 1e-6f ? range[e] : 1e-6f;
-        for (int w = 0; w < W; ++w) mantissa = take_exponent(mantissa * take_exponent(product[w]));
+        for (int w = 0; w < W; ++w) mantissa *= take_exponent(product[w]);
+        mantissa = take_exponent(mantissa);
     }
     return (float)((log(mantissa) + exponent * 0.6931471805599453) / count);
 """)
