@@ -40,7 +40,8 @@ def main(cfg: DictConfig) -> None:
     picture = config.switch(cfg, "eval.picture")
     config.check_obstacles(cfg)
     sim_settings = replace(config.sim_settings(cfg), num_envs=episodes, seed=seed)
-    task_settings = config.task_settings(cfg, starts_in_order=True)
+    # One flight a drone, over at its first event.
+    task_settings = replace(config.task_settings(cfg), starts_in_order=True, end_at_goal=True)
     policy = make_policy(cfg, sim_settings)
 
     run = Path(HydraConfig.get().runtime.output_dir)

@@ -205,7 +205,7 @@ def sim_settings(cfg: DictConfig) -> SimSettings:
     return settings
 
 
-def task_settings(cfg: DictConfig, starts_in_order: bool = False) -> TaskSettings:
+def task_settings(cfg: DictConfig) -> TaskSettings:
     """What the drone is asked to do."""
     limits = numbers(cfg, "env.height_limits", 2, rising=True)
     reward = {}
@@ -220,7 +220,6 @@ def task_settings(cfg: DictConfig, starts_in_order: bool = False) -> TaskSetting
         height_limits=limits,
         end_at_goal=switch(cfg, "env.end_at_goal"),
         action_limit=number(cfg, "drone.action_limit", 0.01, 20.0),
-        starts_in_order=starts_in_order,
         seed=seed_at(cfg, "seed"),
         reward=reward,
     )

@@ -136,7 +136,9 @@ def compare_with_mesh(scene_seed: int, rounds: int) -> dict[str, float]:
     mesh_time = best_time(launch.launch, max(3, rounds // 3), 1)
     our_time = best_time(sim.scan, rounds, 20)
     rays = n * len(beams) / 1e6
-    agree = ((ranges - sim.lidar.view(n, -1)).abs() < 0.01).float().mean().item()
+    ours = sim.lidar.view(n, -1)
+    outside = ours.min(dim=1).values > 0  # a drone inside a box sees its walls from within on a mesh
+    agree = ((ranges - ours)[outside].abs() < 0.01).float().mean().item()
     sim.close()
     return {
         "lidar_mrays_per_s": rays / our_time,
@@ -197,33 +199,42 @@ def main() -> None:
     result["memory_per_drone_bytes"] = round(memory_per_drone())
     print(f"  {result['memory_per_drone_bytes'] / 1024:6.1f} KiB a drone")
 
-    print("full environment steps, 1024 drones, 350 boxes, 80 moving obstacles ...")
     scene = generate_scene(0, 64)
     flights = {
-        "1": Flight(scene, 1024, 1),
-        "2": Flight(scene, 1024, cores),
-        "2, decimation 4": Flight(scene, 1024, cores, 4),
+        "1 thread": Flight(scene, 1024, 1),
+        "2 threads": Flight(scene, 1024, cores),
+        "2 threads, 4 physics steps an action": Flight(scene, 1024, cores, 4),
     }
     for flight in flights.values():
         flight.fly(WARM_UP)
-    rates = best_rates(flights, 6 if quick else 40, 60)
-    for flight in flights.values():
-        flight.close()
-    result["steps_per_s_1_thread"], result["steps_per_s_2_threads"] = rates["1"], rates["2"]
-    result["thread_speedup"] = rates["2"] / rates["1"]
-    result["physics_steps_per_s_decimation_4"] = 4 * rates["2, decimation 4"]
-    print(f"  1 thread   {rates['1'] / 1e6:6.2f} M steps/s")
-    print(f"  2 threads  {rates['2'] / 1e6:6.2f} M steps/s")
-    print(f"  2 threads, 4 physics steps an action  {4 * rates['2, decimation 4'] / 1e6:6.2f} M physics steps/s")
+    best = dict.fromkeys(flights, 0.0)
 
+    def measure() -> None:
+        """Again and again during the run: a neighbour's busy minute must not decide the figure."""
+        for name, rate in best_rates(flights, 5 if quick else 25, 60).items():
+            best[name] = max(best[name], rate)
+
+    print("full environment steps, 1024 drones, 350 boxes, 80 moving obstacles ...")
+    measure()
     print("LiDAR against a triangle mesh (wp.Mesh), one thread ...")
     result |= compare_with_mesh(0, 6 if quick else 20)
     ours, mesh, ratio = (result[k] for k in ("lidar_mrays_per_s", "mesh_lidar_mrays_per_s", "speedup_vs_mesh_lidar"))
     print(f"  ours {ours:.0f}, mesh {mesh:.1f} million rays/s: {ratio:.0f} times")
     print(f"  {100 * result['rays_agreeing_with_mesh']:.1f} % of rays agree within 1 cm")
-
+    measure()
     print("scaling ...")
     result |= scaling(cores, quick)
+    measure()
+
+    one, two, held = best.values()
+    result["steps_per_s_1_thread"], result["steps_per_s_2_threads"] = one, two
+    result["thread_speedup"] = two / one
+    result["physics_steps_per_s_decimation_4"] = 4 * held
+    print("full environment steps, 1024 drones, 350 boxes, 80 moving obstacles:")
+    for name, rate in best.items():
+        print(f"  {name:38s} {rate / 1e6:6.2f} M steps/s")
+    for flight in flights.values():
+        flight.close()
     print(json.dumps({key: _rounded(value) for key, value in result.items()}))
 
 
