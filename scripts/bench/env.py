@@ -56,12 +56,12 @@ class Flight:
         self.env.close()
 
 
-def best_rates(flights: dict[str, Flight], rounds: int, steps: int) -> dict[str, float]:
+def best_rates(flights: dict, rounds: int) -> dict:
     """Best rate of each flight; rounds alternate, so that all meet the same neighbours."""
     best = dict.fromkeys(flights, 0.0)
     for _ in range(rounds):
         for name, flight in flights.items():
-            best[name] = max(best[name], flight.rate(steps))
+            best[name] = max(best[name], flight.rate(max(5, min(100, 60_000 // flight.env.num_envs))))
     return best
 
 
@@ -152,24 +152,20 @@ def compare_with_mesh(scene_seed: int, rounds: int) -> dict[str, float]:
 
 
 def scaling(cores: int, quick: bool) -> dict[str, dict[str, float]]:
-    """Steps per second over numbers of drones and of boxes."""
-    rounds = 3 if quick else 8
+    """Steps per second over numbers of drones and of boxes; all sizes take turns."""
     scene = generate_scene(0, 64)
-    out: dict[str, dict[str, float]] = {"steps_per_s_by_drones": {}, "steps_per_s_by_boxes": {}}
-    for drones in (64, 256, 1024, 4096, 16384):
-        flight = Flight(scene, drones, cores)
-        flight.fly(WARM_UP if drones <= 1024 else WARM_UP // 4)
-        steps = max(5, min(200, 60_000 // drones))
-        out["steps_per_s_by_drones"][str(drones)] = best_rates({"": flight}, rounds, steps)[""]
-        flight.close()
-        print(f"  {drones:6d} drones              {out['steps_per_s_by_drones'][str(drones)] / 1e6:6.2f} M steps/s")
-    for boxes in (0, 100, 350, 1000):
-        flight = Flight(generate_scene(0, 64, boxes), 1024, cores)
-        flight.fly(WARM_UP)
-        out["steps_per_s_by_boxes"][str(boxes)] = best_rates({"": flight}, rounds, 50)[""]
-        flight.close()
-        print(f"  {boxes:6d} boxes, 1024 drones  {out['steps_per_s_by_boxes'][str(boxes)] / 1e6:6.2f} M steps/s")
-    return out
+    flights = {("drones", n): Flight(scene, n, cores) for n in (64, 256, 1024, 4096, 16384)}
+    flights |= {("boxes", n): Flight(generate_scene(0, 64, n), 1024, cores) for n in (0, 100, 350, 1000)}
+    for flight in flights.values():
+        flight.fly(WARM_UP if flight.env.num_envs <= 1024 else WARM_UP // 4)
+    best = best_rates(flights, 3 if quick else 20)
+    for (what, n), rate in best.items():
+        print(f"  {n:6d} {what:7s}  {rate / 1e6:6.2f} M steps/s")
+        flights[what, n].close()
+    return {
+        f"steps_per_s_by_{kind}": {str(n): rate for (what, n), rate in best.items() if what == kind}
+        for kind in ("drones", "boxes")
+    }
 
 
 def memory_per_drone() -> float:
@@ -211,7 +207,7 @@ def main() -> None:
 
     def measure() -> None:
         """Again and again during the run: a neighbour's busy minute must not decide the figure."""
-        for name, rate in best_rates(flights, 5 if quick else 25, 60).items():
+        for name, rate in best_rates(flights, 5 if quick else 25).items():
             best[name] = max(best[name], rate)
 
     print("full environment steps, 1024 drones, 350 boxes, 80 moving obstacles ...")
