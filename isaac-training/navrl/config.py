@@ -74,7 +74,7 @@ def number(cfg: DictConfig, key: str, low: float, high: float = math.inf, whole:
     """The value at `key`, which must be a number from `low` to `high`."""
     value = _get(cfg, key)
     kind = "a whole number" if whole else "a number"
-    limits = f"of at least {low:g}" if high == math.inf else f"between {low:g} and {high:g}"
+    limits = f"of at least {low:.10g}" if high == math.inf else f"between {low:.10g} and {high:.10g}"
     right_type = isinstance(value, int if whole else Real) and not isinstance(value, bool)
     if not right_type or not math.isfinite(value) or not low <= value <= high:
         raise ConfigError(key, value, f"must be {kind} {limits}")

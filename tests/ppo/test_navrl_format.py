@@ -95,6 +95,7 @@ def test_foreign_files_are_refused_in_one_line(tmp_path, content) -> None:
     assert str(path) in str(error.value) and "\n" not in str(error.value)
 
 
+@pytest.mark.filterwarnings("ignore:Detected pickle protocol")
 def test_code_in_a_file_is_never_run(tmp_path) -> None:
     import os
     import pickle
