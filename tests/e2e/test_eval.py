@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -59,3 +61,16 @@ def test_mistakes_cost_one_line_and_leave_nothing(tmp_path, override: str, words
 def test_unknown_keys_are_hydras_to_refuse(tmp_path) -> None:
     done = run("env.number=3", cwd=tmp_path)
     assert done.returncode != 0 and "env.number" in done.stderr
+
+
+def test_ctrl_c_keeps_what_is_finished(tmp_path) -> None:
+    scenarios = "eval.scenarios=[borders-0-0,crossing-350-80]"
+    command = [sys.executable, str(ROOT / "scripts/eval.py"), "policy=hover", scenarios, "eval.episodes=64"]
+    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    while not (written := list(tmp_path.glob("runs/*/*/eval.json"))):  # the first scenario is done
+        assert process.poll() is None, process.communicate()
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130 and "interrupted" in errors and "Traceback" not in errors
+    assert list(json.loads(written[0].read_text())) == ["borders-0-0"]

@@ -1,0 +1,1 @@
+"""Where drones are and what the LiDAR sees."""

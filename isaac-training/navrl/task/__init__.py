@@ -1,0 +1,1 @@
+"""What the drone is asked to do."""
