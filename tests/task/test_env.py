@@ -9,6 +9,7 @@ import statement
 import torch
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule
+from torchrl.collectors import Collector
 from torchrl.envs import EnvBase
 from torchrl.envs.utils import check_env_specs
 
@@ -117,6 +118,26 @@ def test_last_observation_before_a_reset_is_kept(make_env, scene) -> None:
     assert (last["stats", "length"] == 40).all() and (after["stats", "length"] == 0).all()
     # What rollout() stored early was not overwritten by later steps.
     assert (rollout["next", "stats", "length"][:, 0] == 1).all()
+
+
+@pytest.mark.parametrize("return_same_td", [True, False])
+def test_torchrls_collector_gets_whole_trajectories(make_env, scene, return_same_td: bool) -> None:
+    env = make_env(scene, 32, task={"max_episode_length": 50})
+    collector = Collector(env, frames_per_batch=32 * 64, total_frames=4 * 32 * 64, return_same_td=return_same_td)
+    finished = 0
+    for batch in collector:
+        assert batch.batch_size == (32, 64)
+        done = batch["next", "done"][:, :-1, 0]
+        for key in ("state", "lidar", "dynamic_obstacle"):
+            after, before = (
+                batch["agents", "observation", key][:, 1:],
+                batch["next", "agents", "observation", key][:, :-1],
+            )
+            assert torch.equal(after[~done], before[~done])
+        assert (batch["stats", "length"][:, 1:][done] == 0).all()
+        finished += int(done.sum())
+    assert finished > 32
+    collector.shutdown()
 
 
 def test_outcomes_are_exclusive_and_first(make_env, scene) -> None:
