@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import sys
+
 import numpy as np
 import pytest
 import torch
@@ -9,7 +11,6 @@ import warp as wp
 
 from conftest import place
 from navrl.sim import obstacles, warp_engine
-from navrl.sim.runtime import start_warp
 from navrl.sim.scene import generate_scene
 from navrl.sim.simulator import Simulator
 from navrl.task import kernels
@@ -104,6 +105,17 @@ def test_reset_of_some_leaves_the_others_alone(make_sim, scene) -> None:
         assert torch.equal(getattr(sim, name)[~mask], getattr(control, name)[~mask]), name
 
 
+def test_reset_of_what_does_not_exist_changes_nothing(make_sim, scene) -> None:
+    sim = make_sim(scene, 8)
+    scatter(sim)
+    before = sim.state_dict()
+    for drone, map_index in ((8, 0), (-1, 0), (10**8, 0), (3, scene.num_maps), (3, -1)):
+        sim.reset(torch.tensor([drone]), torch.zeros(1, 3), torch.zeros(1), torch.tensor([map_index]))
+        assert_same_state(before, sim.state_dict())
+    with pytest.raises(ValueError, match="one row of each"):
+        sim.reset(torch.tensor([0, 1]), torch.zeros(1, 3), torch.zeros(2), torch.zeros(2))
+
+
 def test_static_contact_means_a_beam_shorter_than_the_radius(make_sim, scene) -> None:
     sim = make_sim(scene, 3000, collision_radius=0.3)
     scatter(sim, seed=4)
@@ -173,11 +185,9 @@ def test_many_maps_few_drones_and_the_other_way_round(make_sim) -> None:
         assert torch.isfinite(sim.lidar).all()
 
 
+@pytest.mark.skipif(sys.platform == "darwin", reason="Warp cannot compile CUDA there")
 def test_kernels_compile_for_cuda(make_sim, scene, tmp_path) -> None:
     """There may be no GPU here, but the same source must compile for one."""
-    start_warp()
-    if not wp.is_cuda_available() and "NVRTC" not in str(getattr(wp, "get_nvrtc_version", lambda: "NVRTC")()):
-        pytest.skip("this build of Warp cannot compile CUDA")
     make_sim(scene)
     fly, scan = warp_engine.beam_kernels(36, 4)
     for module in (warp_engine, obstacles, kernels, fly.module, scan.module):

@@ -54,6 +54,7 @@ def place(
     new_position: wp.uint64,
     new_yaw: wp.uint64,
     new_map: wp.uint64,
+    maps: int,
     drone: Airframe,
     position: wp.array(dtype=wp.vec3),
     quaternion: wp.array(dtype=wp.vec4),
@@ -64,6 +65,9 @@ def place(
 ):
     r = wp.tid()
     i = number_at(drones, r)
+    m = number_at(new_map, r)
+    if i < 0 or i >= position.shape[0] or m < 0 or m >= maps:
+        return  # no such drone or map: nothing may be written
     at = wp.array(ptr=new_position, shape=(r + 1,), dtype=wp.vec3)
     yaw = wp.array(ptr=new_yaw, shape=(r + 1,), dtype=float)
     h = drone.hover_throttle
@@ -73,7 +77,7 @@ def place(
     velocity[i] = wp.vec3()
     rate[i] = wp.vec3()
     throttle[i] = wp.vec4(h, h, h, h)
-    map_index[i] = number_at(new_map, r)
+    map_index[i] = m
 
 
 @cache
@@ -153,6 +157,8 @@ def beam_kernels(azimuths: int, elevations: int) -> tuple[wp.Kernel, wp.Kernel]:
         # On CUDA the second dimension is the azimuth; on a CPU it is 1 and one thread scans all around.
         local, first = wp.tid()
         i = number_at(drones, offset + local)
+        if i < 0 or i >= position.shape[0]:
+            return
         p = position[i]
         q = quaternion[i]
         scan_beams(
@@ -186,6 +192,9 @@ class WarpSimulator:
         count = len(drones)
         if count == 0:
             return
+        shapes = [tuple(tensor.shape) for tensor in (drones, position, yaw, map_index)]
+        if shapes != [(count,), (count, 3), (count,), (count,)]:
+            raise ValueError(f"reset of {count} drones got shapes {shapes}; one row of each is needed for every drone")
         drones, map_index = self._plain(drones, torch.int32), self._plain(map_index, torch.int32)
         position, yaw = self._plain(position, torch.float32), self._plain(yaw, torch.float32)
         self._fresh = drones, position, yaw, map_index  # kept: the launches know only their addresses
@@ -304,7 +313,8 @@ class WarpSimulator:
             return Recorded(scan, (size, self._scan_width), inputs, self.device)
 
         self._everyone = torch.arange(n, dtype=torch.int32, device=self.device)
-        self._place = Recorded(place, n, [0, 0, 0, 0, self._airframe, *body, self.map_index], self.device)
+        head = [0, 0, 0, 0, self.scene.num_maps, self._airframe]
+        self._place = Recorded(place, n, [*head, *body, self.map_index], self.device)
         self._rescan = scan_slice(0, n, self._everyone)
         self._slices = [[fly_slice(*part), scan_slice(*part, self._everyone)] for part in self.team.slices(n)]
         self._prepared = self.team.prepare(self._slices)
