@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-
 import numpy as np
 import pytest
 import torch
@@ -185,7 +183,6 @@ def test_many_maps_few_drones_and_the_other_way_round(make_sim) -> None:
         assert torch.isfinite(sim.lidar).all()
 
 
-@pytest.mark.skipif(sys.platform == "darwin", reason="Warp cannot compile CUDA there")
 def test_kernels_compile_for_cuda(make_sim, scene, tmp_path) -> None:
     """There may be no GPU here, but the same source must compile for one."""
     make_sim(scene)
