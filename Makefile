@@ -22,7 +22,7 @@ $(READY): pyproject.toml
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing (the first time this downloads torch and takes some minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,bench]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,export,bench]'
 	@touch $(READY)
 
 test: $(READY)  ## lint and run the tests (some minutes)

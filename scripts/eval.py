@@ -6,8 +6,6 @@ python scripts/eval.py policy=straight eval.scenarios=[crossing-350-80] eval.epi
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
-from dataclasses import replace
 from pathlib import Path
 
 import hydra
@@ -20,12 +18,9 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from navrl import config
 from navrl.config import ConfigError
 from navrl.monitor.flights import draw_flights, results_table
-from navrl.ppo.navrl_format import load_policy
-from navrl.sim.scene import EVALUATION, generate_scene
+from navrl.ppo.policy_file import load_policy
 from navrl.sim.simulator import SimSettings
-from navrl.sim.warp_engine import WarpSimulator
-from navrl.task.env import NavigationEnv, TaskSettings
-from navrl.task.evaluation import Flights, Policy, Scenario, fly_all, hover, random_walk, straight, summarize
+from navrl.task.evaluation import Evaluator, Policy, hover, random_walk, straight, summarize
 from navrl.task.kernels import OUTCOMES
 
 
@@ -39,10 +34,9 @@ def main(cfg: DictConfig) -> None:
     seed = config.seed_at(cfg, "eval.seed")
     picture = config.switch(cfg, "eval.picture")
     config.check_obstacles(cfg)
-    sim_settings = replace(config.sim_settings(cfg), num_envs=episodes, seed=seed)
-    # One flight a drone, over at its first event.
-    task_settings = replace(config.task_settings(cfg), starts_in_order=True, end_at_goal=True)
+    sim_settings = config.sim_settings(cfg)
     policy = make_policy(cfg, sim_settings)
+    evaluator = Evaluator(maps, seed, sim_settings, config.task_settings(cfg))
 
     run = Path(HydraConfig.get().runtime.output_dir)
     run = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
@@ -59,7 +53,7 @@ def main(cfg: DictConfig) -> None:
             def report(done: int, total: int, bar=bar, scenario=scenario, what: str = "") -> None:
                 progress.update(bar, description=f"{scenario}{what}", completed=done, total=total)
 
-            flights = fly_scenario(scenario, seed, maps, policy, sim_settings, task_settings, report)
+            flights = evaluator.fly(scenario, episodes, policy, report)
             result = results[str(scenario)] = summarize(flights)
             if not console.is_terminal:  # a bar that cannot move says nothing until the end
                 console.print(f"{scenario}: {100 * result['success']:.1f} % success")
@@ -83,13 +77,12 @@ def make_policy(cfg: DictConfig, settings: SimSettings) -> Policy:
     if not Path(name).exists():
         raise ConfigError("policy", name, f"no such file, and not one of {', '.join(simple)}")
     try:
-        network = load_policy(name, float(cfg.drone.action_limit), settings.device)
+        network, _ = load_policy(name, float(cfg.drone.action_limit), settings.device)
     except ValueError as error:
         raise ConfigError("policy", name, str(error)) from error
-    if settings.lidar.shape != (36, 4):
-        raise ConfigError(
-            "policy", name, f"NavRL's network sees 36 × 4 beams, but sensor.* gives {settings.lidar.shape}"
-        )
+    if settings.lidar.shape != tuple(network.encoder.beams):
+        seen = " × ".join(map(str, network.encoder.beams))
+        raise ConfigError("policy", name, f"its network sees {seen} beams, but sensor.* gives {settings.lidar.shape}")
 
     def act(observation) -> torch.Tensor:
         return network.act(**observation)
@@ -97,35 +90,6 @@ def make_policy(cfg: DictConfig, settings: SimSettings) -> Policy:
     return act
 
 
-def fly_scenario(
-    scenario: Scenario,
-    seed: int,
-    maps: int,
-    policy: Policy,
-    sim_settings: SimSettings,
-    task_settings: TaskSettings,
-    report: Callable[..., None],
-) -> Flights:
-    """Build the scenario's maps and drones, fly every drone once, and take all down again."""
-    episodes = sim_settings.num_envs
-    maps = min(maps, episodes)
-    scene = generate_scene(
-        seed,
-        num_maps=maps,
-        num_static=scenario.num_static,
-        num_moving=scenario.num_moving,
-        route=scenario.route,
-        starts_per_map=-(-episodes // maps),
-        stream=EVALUATION,
-        progress=lambda done, total: report(done, total, what="  drawing maps"),
-    )
-    report(0, episodes, what="  building")
-    env = NavigationEnv(WarpSimulator(scene, sim_settings), task_settings)
-    try:
-        return fly_all(env, policy, report)
-    finally:
-        env.close()
-
-
 if __name__ == "__main__":
+    config.show_help(__doc__, "eval")
     main()

@@ -11,20 +11,24 @@ import os
 import shutil
 import sys
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from numbers import Real
 from pathlib import Path
 
+import psutil
 import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, ListConfig
 
+from navrl.ppo.networks import ENCODERS
+from navrl.ppo.ppo import SCHEDULES, PPOSettings
 from navrl.sim.lidar import LidarSpec
 from navrl.sim.quadrotor import MODELS
 from navrl.sim.scene import MAX_MOVING, MAX_STATIC, ROUTES
 from navrl.sim.simulator import SimSettings
 from navrl.task.env import TaskSettings
 from navrl.task.evaluation import Scenario
-from navrl.task.kernels import TERMS
+from navrl.task.kernels import DIRECTION, NEAREST, OBSTACLE, STAT_COUNT, STATE, TERMS
 
 log = logging.getLogger("navrl")
 
@@ -56,6 +60,20 @@ def user_errors(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], No
             sys.exit(2)
 
     return wrapped
+
+
+def show_help(about: str, name: str) -> None:
+    """For `--help`: the script's own words, then the configuration files with all their comments."""
+    if not {"--help", "-h"} & set(sys.argv[1:]):
+        return
+    folder = Path(__file__).parents[2] / "cfg"
+    print(about.strip())
+    for file in (folder / f"{name}.yaml", folder / "base.yaml", *sorted(folder.glob("sim/*.yaml"))):
+        print(f"\n{'─' * 120}\n{file.relative_to(folder.parent)}\n")
+        print(file.read_text().partition("\nhydra:")[0].strip())
+    presets = ", ".join(file.stem for file in sorted(folder.glob("reward/*.yaml")))
+    print(f"\n{'─' * 120}\nreward=<preset> chooses one of: {presets}")
+    sys.exit(0)
 
 
 def _remove_fresh_run(directory: Path) -> None:
@@ -246,3 +264,121 @@ def scenarios(cfg: DictConfig) -> list[Scenario]:
         except ValueError as error:
             raise ConfigError("eval.scenarios", name, str(error)) from error
     return out
+
+
+# --- training ---------------------------------------------------------------------------------------------------
+
+LOGGERS = ("wandb", "tensorboard", "none")
+WANDB_MODES = ("offline", "online", "disabled")
+
+
+@dataclass(frozen=True)
+class TrainSettings:
+    """How long to train, and what to do on the way."""
+
+    encoder: str
+    batch_steps: int  # decisions of every drone in a batch
+    iterations: int
+    frames_per_batch: int
+    eval_interval: int
+    save_interval: int
+    return_same_td: bool
+    eval_episodes: int
+    final_episodes: int
+    eval_maps: int
+    eval_seed: int
+    picture: bool
+    logger: str
+
+
+def ppo_settings(cfg: DictConfig) -> PPOSettings:
+    """The section `algo`."""
+    amp = switch(cfg, "algo.amp")
+    if amp and not torch.cuda.is_available():
+        raise ConfigError("algo.amp", amp, "needs a CUDA device; bfloat16 is slower than float32 on a CPU")
+    parts = ("feature_extractor", "actor", "critic")
+    return PPOSettings(
+        epochs=int(number(cfg, "algo.training_epoch_num", 1, 100, whole=True)),
+        minibatches=int(number(cfg, "algo.num_minibatches", 1, 1 << 20, whole=True)),
+        gamma=number(cfg, "algo.gamma", 0.0, 1.0),
+        gae_lambda=number(cfg, "algo.gae_lambda", 0.0, 1.0),
+        clip=number(cfg, "algo.actor.clip_ratio", 1e-3, 1.0),
+        value_clip=number(cfg, "algo.critic.clip_ratio", 1e-3, 100.0),
+        value_weight=number(cfg, "algo.value_loss_coefficient", 0.0, 100.0),
+        entropy_weight=number(cfg, "algo.entropy_loss_coefficient", 0.0, 1.0),
+        max_grad_norm=number(cfg, "algo.max_grad_norm", 1e-6),
+        learning_rates=tuple(number(cfg, f"algo.{part}.learning_rate", 0.0, 1.0) for part in parts),
+        schedule=choice(cfg, "algo.schedule", SCHEDULES),
+        target_kl=number(cfg, "algo.target_kl", 1e-6, 10.0),
+        anneal=number(cfg, "algo.anneal", 0.0, 1.0),
+        averaging=number(cfg, "algo.averaging", 0.0, 0.99999),
+        amp=amp,
+        compile=switch(cfg, "algo.compile"),
+    )
+
+
+def train_settings(cfg: DictConfig) -> TrainSettings:
+    """Everything about a run that is not drone, task or algorithm; also checks that the pieces fit together."""
+    drones = int(number(cfg, "env.num_envs", 1, 1 << 20, whole=True))
+    steps = int(number(cfg, "algo.training_frame_num", 1, 100_000, whole=True))
+    frames = drones * steps
+    minibatches = ppo_settings(cfg).minibatches
+    if frames % minibatches:
+        raise ConfigError(
+            "algo.num_minibatches", minibatches,
+            f"must divide env.num_envs * algo.training_frame_num = {drones} * {steps} = {frames}"
+            f"; the nearest that does is {_nearest_divisor(frames, minibatches)}",
+        )  # fmt: skip
+    if frames // minibatches < 2:
+        raise ConfigError("algo.num_minibatches", minibatches, "leaves fewer than 2 frames a minibatch; use fewer")
+    encoder = choice(cfg, "encoder", tuple(ENCODERS))
+    lidar = lidar_spec(cfg)
+    if encoder == "navrl" and lidar.shape != (36, 4):
+        raise ConfigError("encoder", encoder, f"sees 36 × 4 beams, but sensor.* gives {lidar.shape}; use encoder=fast")
+    if number(cfg, "algo.actor.action_limit", 0.01, 20.0) != number(cfg, "drone.action_limit", 0.01, 20.0):
+        raise ConfigError("drone.action_limit", cfg.drone.action_limit, "set algo.actor.action_limit instead")
+    total = int(number(cfg, "max_frame_num", 1, 1e13, whole=True))
+    if total < frames:
+        raise ConfigError("max_frame_num", total, f"is less than one batch of {frames} frames")
+    wandb_mode = choice(cfg, "wandb.mode", WANDB_MODES)
+    settings = TrainSettings(
+        encoder=encoder,
+        batch_steps=steps,
+        iterations=total // frames,
+        frames_per_batch=frames,
+        eval_interval=int(number(cfg, "eval_interval", 0, 1e9, whole=True)),
+        save_interval=int(number(cfg, "save_interval", 0, 1e9, whole=True)),
+        return_same_td=switch(cfg, "return_same_td"),
+        eval_episodes=int(number(cfg, "eval.episodes", 1, MAX_EPISODES, whole=True)),
+        final_episodes=int(number(cfg, "eval.final_episodes", 1, MAX_EPISODES, whole=True)),
+        eval_maps=int(number(cfg, "eval.maps", 1, MAX_EPISODES, whole=True)),
+        eval_seed=seed_at(cfg, "eval.seed"),
+        picture=switch(cfg, "eval.picture"),
+        logger="none" if wandb_mode == "disabled" and cfg.logger == "wandb" else choice(cfg, "logger", LOGGERS),
+    )
+    scenarios(cfg)
+    _check_memory(cfg, settings, lidar)
+    return settings
+
+
+def _nearest_divisor(number_: int, wanted: int) -> int:
+    divisors = {d for k in range(1, math.isqrt(number_) + 1) if number_ % k == 0 for d in (k, number_ // k)}
+    return min(divisors, key=lambda d: abs(d - wanted))
+
+
+def _check_memory(cfg: DictConfig, settings: TrainSettings, lidar: LidarSpec) -> None:
+    """Say what a run will take, and refuse what does not fit."""
+    observation = math.prod(lidar.shape) + STATE + DIRECTION + NEAREST * OBSTACLE
+    # A batch holds each observation twice (seen, and seen next), as well as the prepared rows; statistics twice.
+    a_frame = 4 * (3 * observation + 2 * STAT_COUNT + 32)
+    copies = 1 if settings.return_same_td else 2
+    cuda = torch.cuda.is_available() and str(cfg.device) != "cpu"
+    need = settings.frames_per_batch * a_frame * copies + (1 << 30 if cuda else 600 << 20)
+    have = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available
+    log.info("memory: about %.1f GB needed, %.1f GB available", need / 1e9, have / 1e9)
+    if need > have:
+        raise ConfigError(
+            "env.num_envs", cfg.env.num_envs,
+            f"with algo.training_frame_num={settings.batch_steps} a batch needs about {need / 1e9:.1f} GB"
+            f" of {have / 1e9:.1f} GB available; lower one of them",
+        )  # fmt: skip

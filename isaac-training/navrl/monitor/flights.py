@@ -33,6 +33,22 @@ HEADINGS = {
 }
 
 
+class RecentFlights:
+    """Means over the last flights that ended, while training goes on."""
+
+    def __init__(self, window: int = 1024) -> None:
+        self.window = window
+        self.values: dict[str, np.ndarray] = {}
+
+    def add(self, ended: dict[str, np.ndarray]) -> None:
+        """`ended`: one value a flight, by name."""
+        for name, new in ended.items():
+            self.values[name] = np.concatenate([self.values.get(name, new[:0]), new])[-self.window :]
+
+    def means(self) -> dict[str, float]:
+        return {f"flights/{name}": float(values.mean()) for name, values in self.values.items() if len(values)}
+
+
 def results_table(results: dict[str, dict], title: str) -> Table:
     """Rows are scenarios; every figure comes with the half-width of its 95 % interval."""
     table = Table(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import torch
 from torch import Tensor
 
 from navrl.ppo.networks import ActorCritic, NavRLEncoder
@@ -20,10 +19,11 @@ PREFIXES = {
 TRAINING_ONLY = ("value_norm.", "gae.")  # not needed to fly
 
 
-def load_policy(path: str | Path, action_limit: float = 2.0, device: str | torch.device = "cpu") -> ActorCritic:
-    """A policy from a NavRL checkpoint. Raises ValueError in one line if the file is missing or something else."""
-    weights = _read(Path(path))
-    renamed = {_our_name(name): value for name, value in weights.items() if not name.startswith(TRAINING_ONLY)}
+def from_navrl(content: dict, path: str | Path, action_limit: float = 2.0) -> ActorCritic:
+    """The policy in `content` of the file `path`. Raises ValueError in one line if it is something else."""
+    if not all(isinstance(value, Tensor) for value in content.values()):
+        raise ValueError(f"{path} is not a checkpoint of navrl or NavRL (it is not a dictionary of tensors)")
+    renamed = {_our_name(name): value for name, value in content.items() if not name.startswith(TRAINING_ONLY)}
     policy = ActorCritic(NavRLEncoder(), action_limit)
     wanted = {name: tuple(value.shape) for name, value in policy.state_dict().items()}
     given = {name: tuple(value.shape) for name, value in renamed.items()}
@@ -31,24 +31,26 @@ def load_policy(path: str | Path, action_limit: float = 2.0, device: str | torch
         odd = sorted(set(wanted.items()) ^ set(given.items()))[0][0]
         raise ValueError(f"{path} is not a NavRL checkpoint (it disagrees with NavRL's network at {odd!r})")
     policy.load_state_dict(renamed)
-    return policy.to(device).eval()
+    return policy
+
+
+def to_navrl(policy: ActorCritic) -> dict[str, Tensor]:
+    """The weights under NavRL's names, for its own code to load. Only NavRL's network has them."""
+    if not isinstance(policy.encoder, NavRLEncoder):
+        raise ValueError("only a policy trained with encoder=navrl can be written in NavRL's format")
+    return {_their_name(name): value.detach().cpu().clone() for name, value in policy.state_dict().items()}
 
 
 def _our_name(name: str) -> str:
-    for theirs, ours in PREFIXES.items():
-        if name.startswith(theirs):
-            return ours + name[len(theirs) :]
+    return _swap(name, PREFIXES.items())
+
+
+def _their_name(name: str) -> str:
+    return _swap(name, [(ours, theirs) for theirs, ours in PREFIXES.items()])
+
+
+def _swap(name: str, prefixes) -> str:
+    for old, new in prefixes:
+        if name.startswith(old):
+            return new + name[len(old) :]
     return name
-
-
-def _read(path: Path) -> dict[str, Tensor]:
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist or is not a file")
-    try:
-        # weights_only: a checkpoint is data, nothing in it is ever executed.
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what torch raises on foreign bytes depends on the bytes
-        raise ValueError(f"{path} cannot be read as a checkpoint ({type(error).__name__})") from error
-    if not isinstance(content, dict) or not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{path} is not a NavRL checkpoint (it is not a dictionary of tensors)")
-    return content

@@ -1,11 +1,20 @@
-"""Networks: observations go in, a Beta distribution and a value come out. They know shapes, not the simulator."""
+"""Networks: observations go in, a Beta distribution and a value come out. They know shapes, not the simulator.
+
+An encoder works in two steps. `prepare` lays an observation out as one row of numbers and has no parameters, so that
+the learner does it once for a whole batch; calling the encoder turns rows into features and is what is trained.
+"""
 
 from __future__ import annotations
 
 import itertools
+import math
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional
+
+STATE, OBSTACLE = 8, 10  # numbers of the state, and of one moving obstacle
+ACTIONS = 3
 
 
 class NavRLEncoder(nn.Module):
@@ -13,8 +22,11 @@ class NavRLEncoder(nn.Module):
 
     size = 256
 
-    def __init__(self) -> None:
+    def __init__(self, beams: tuple[int, int] = (36, 4), lidar_range: float = 4.0) -> None:
         super().__init__()
+        if beams != (36, 4):
+            raise ValueError(f"NavRL's network sees 36 × 4 beams, not {beams[0]} × {beams[1]}; use encoder=fast")
+        self.beams, self.lidar_range = beams, lidar_range
         self.lidar = nn.Sequential(
             nn.Conv2d(1, 4, (5, 3), padding=(2, 1)),
             nn.ELU(),
@@ -29,10 +41,14 @@ class NavRLEncoder(nn.Module):
         self.obstacles = nn.Sequential(*_layers(50, 128, 64))
         self.fuse = nn.Sequential(*_layers(128 + 64 + 8, 256, 256))
 
-    def forward(self, state: Tensor, lidar: Tensor, dynamic_obstacle: Tensor) -> Tensor:
-        """state (B, 8), lidar (B, 1, 36, 4) as range - distance, dynamic_obstacle (B, 1, 5, 10) to (B, 256)."""
+    def prepare(self, state: Tensor, lidar: Tensor, dynamic_obstacle: Tensor) -> Tensor:
+        """state (B, 8), lidar (B, 1, 36, 4) as range - distance, dynamic_obstacle (B, 1, 5, 10) to (B, 202)."""
+        return torch.cat([lidar.flatten(1), dynamic_obstacle.flatten(1), state], dim=-1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        lidar, obstacles, state = rows.split([144, 50, STATE], dim=-1)
         # NavRL concatenates in the alphabetical order of its keys: cnn, dynamic obstacles, state.
-        return self.fuse(torch.cat([self.lidar(lidar), self.obstacles(dynamic_obstacle.flatten(1)), state], dim=-1))
+        return self.fuse(torch.cat([self.lidar(lidar.view(-1, 1, 36, 4)), self.obstacles(obstacles), state], dim=-1))
 
 
 def _layers(*sizes: int) -> list[nn.Module]:
@@ -42,18 +58,68 @@ def _layers(*sizes: int) -> list[nn.Module]:
     return out
 
 
+class FastEncoder(nn.Module):
+    """The default: well-scaled inputs, a small network shared by the moving obstacles, then two wide layers."""
+
+    size = 256
+    POOLED = 48  # features of the moving obstacles together
+    PER_OBSTACLE = 14  # columns of one moving obstacle, see `_obstacle_columns`
+    STATE_COLUMNS = STATE + 1
+
+    def __init__(self, beams: tuple[int, int] = (36, 4), lidar_range: float = 4.0) -> None:
+        super().__init__()
+        self.beams, self.lidar_range = beams, lidar_range
+        self.surroundings = math.prod(beams) + self.STATE_COLUMNS
+        self.obstacle = nn.Sequential(nn.Linear(self.PER_OBSTACLE, 32), nn.ReLU(), nn.Linear(32, self.POOLED))
+        self.first = nn.Linear(self.surroundings, self.size)
+        self.first_moving = nn.Linear(self.POOLED, self.size, bias=False)
+        self.second = nn.Linear(self.size, self.size)
+        for name, parameter in self.named_parameters():
+            nn.init.zeros_(parameter) if name.endswith("bias") else nn.init.orthogonal_(parameter, math.sqrt(2.0))
+
+    def prepare(self, state: Tensor, lidar: Tensor, dynamic_obstacle: Tensor) -> Tensor:
+        """state (B, 8), lidar (B, 1, 36, 4) as range - distance, dynamic_obstacle (B, 1, K, 10) to (B, columns)."""
+        # Halving a distance matters as much at half a metre as at four: a beam counts by its logarithm, 0 is clear.
+        beams = ((self.lidar_range - lidar.flatten(1)).clamp(min=0.1) / self.lidar_range).log() * -0.8
+        toward, far, height, velocity = state.split([3, 1, 1, 3], dim=-1)
+        scaled = [toward, far / 24.0, (far.clamp(min=0.1) / 24.0).log() * 0.3, height, velocity * 0.5]
+        return torch.cat([beams, *scaled, self._obstacle_columns(dynamic_obstacle[:, 0], velocity).flatten(1)], dim=-1)
+
+    def _obstacle_columns(self, obstacle: Tensor, velocity: Tensor) -> Tensor:
+        """(B, K, 10) to (B, K, 14): where it is, how it moves relative to the drone, how near it will come, when."""
+        direction, far, height, moving, width, floating = obstacle.split([3, 1, 1, 3, 1, 1], dim=-1)
+        there = (direction.square().sum(-1, keepdim=True) > 0.25).to(obstacle.dtype)  # rows of zeros: no obstacle
+        ground = direction[..., :2]
+        at = ground / ground.square().sum(-1, keepdim=True).sqrt().clamp(min=1e-6) * far
+        radius = (0.125 * (width + 1.0) + 0.3) * there  # of the disc the drone's centre must not enter
+        relative = (moving - velocity[:, None]) * there
+        over_ground = relative[..., :2]
+        speed2 = over_ground.square().sum(-1, keepdim=True).clamp(min=1e-2)
+        when = (-(at * over_ground).sum(-1, keepdim=True) / speed2).clamp(0.0, 4.0)  # s until closest, flying straight
+        miss = ((at + when * over_ground).square().sum(-1, keepdim=True).sqrt() - radius).clamp(min=0.0)
+        near = ((far - radius).clamp(min=0.05) / self.lidar_range).log() * there * -0.8
+        soon = [(-miss).exp() * there, (-when).exp() * there]
+        place = [there, at * 0.25, height * 0.5, near]
+        return torch.cat([*place, relative * 0.4, moving[..., :2] * 0.5, radius, floating, *soon], dim=-1)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        seen, obstacles = rows[:, : self.surroundings], rows[:, self.surroundings :]
+        moving = self.obstacle(obstacles.reshape(len(rows), -1, self.PER_OBSTACLE)).amax(dim=1)
+        # One layer on both inputs, as if they were joined, without the copy.
+        x = torch.addmm(self.first(seen), moving, self.first_moving.weight.T)
+        return functional.relu(self.second(functional.relu(x, inplace=True)), inplace=True)
+
+
+ENCODERS = {"fast": FastEncoder, "navrl": NavRLEncoder}
+
+
 class BetaActor(nn.Module):
     """Two positive parameters above 1 per action axis: a Beta distribution with a single peak inside (0, 1)."""
 
-    def __init__(self, features: int, actions: int = 3) -> None:
+    def __init__(self, features: int) -> None:
         super().__init__()
-        self.alpha_layer = nn.Linear(features, actions)
-        self.beta_layer = nn.Linear(features, actions)
-
-    def forward(self, features: Tensor) -> tuple[Tensor, Tensor]:
-        alpha = 1.0 + nn.functional.softplus(self.alpha_layer(features)) + 1e-6
-        beta = 1.0 + nn.functional.softplus(self.beta_layer(features)) + 1e-6
-        return alpha, beta
+        self.alpha_layer = nn.Linear(features, ACTIONS)
+        self.beta_layer = nn.Linear(features, ACTIONS)
 
 
 class ActorCritic(nn.Module):
@@ -64,13 +130,29 @@ class ActorCritic(nn.Module):
         self.encoder = encoder
         self.actor = BetaActor(encoder.size)
         self.critic = nn.Linear(encoder.size, 1)
+        for layer in (self.actor.alpha_layer, self.actor.beta_layer, self.critic):
+            nn.init.orthogonal_(layer.weight, 0.01)  # begin undecided: hover on average, explore widely
+            nn.init.zeros_(layer.bias)
         self.action_limit = action_limit  # m/s along each axis of the goal frame
+
+    def forward(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Prepared rows (B, columns) to alpha (B, 3), beta (B, 3) and normalised value (B)."""
+        heads = (self.actor.alpha_layer, self.actor.beta_layer, self.critic)
+        # One product for all heads: three thin ones take three times as long.
+        weight, bias = torch.cat([h.weight for h in heads]), torch.cat([h.bias for h in heads])
+        out = functional.linear(self.encoder(rows), weight, bias)
+        alpha, beta = (functional.softplus(out[:, : 2 * ACTIONS]) + (1.0 + 1e-6)).split(ACTIONS, dim=-1)
+        return alpha, beta, out[:, -1]
+
+    def velocity(self, unit: Tensor, direction: Tensor) -> Tensor:
+        """An action in (0, 1) as a world-frame velocity in m/s."""
+        return to_world((2.0 * unit - 1.0) * self.action_limit, direction)
 
     @torch.no_grad()
     def act(self, state: Tensor, lidar: Tensor, direction: Tensor, dynamic_obstacle: Tensor) -> Tensor:
-        """The most likely velocity in expectation, (B, 3), m/s in the world frame; no exploration."""
-        alpha, beta = self.actor(self.encoder(state, lidar, dynamic_obstacle))
-        return to_world((2.0 * alpha / (alpha + beta) - 1.0) * self.action_limit, direction)
+        """The mean velocity (B, 3), m/s in the world frame; no exploration."""
+        alpha, beta, _ = self(self.encoder.prepare(state, lidar, dynamic_obstacle))
+        return self.velocity(alpha / (alpha + beta), direction)
 
 
 def to_world(velocity: Tensor, direction: Tensor) -> Tensor:

@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
-from navrl.sim.scene import MAX_MOVING, MAX_STATIC, Scene
-from navrl.task.env import NavigationEnv
+from navrl.sim.scene import EVALUATION, MAX_MOVING, MAX_STATIC, Scene, generate_scene
+from navrl.sim.simulator import SimSettings
+from navrl.sim.warp_engine import WarpSimulator
+from navrl.task.env import NavigationEnv, TaskSettings
 from navrl.task.kernels import FLOWN, OUTCOMES
 
 Policy = Callable[[TensorDictBase], torch.Tensor]  # observation of B drones to world-frame velocities (B, 3)
+
+Report = Callable[..., None]  # (done, total, what="") as an evaluation goes on
 
 TRACE_SECONDS = 0.128  # between the drawn points of a flight; bounds what an evaluation keeps in memory
 
@@ -125,6 +129,46 @@ def fly_all(env: NavigationEnv, policy: Policy, progress: Callable[[int, int], N
         map_index=sim.map_index.cpu().numpy().copy(),
         scene=sim.scene,
     )
+
+
+class Evaluator:
+    """Flies a policy through scenarios on maps that no training ever sees; the same flights every time."""
+
+    def __init__(self, maps: int, seed: int, sim_settings: SimSettings, task_settings: TaskSettings) -> None:
+        self.maps, self.seed = maps, seed
+        self.sim_settings = replace(sim_settings, seed=seed)
+        # One flight a drone, over at its first event.
+        self.task_settings = replace(task_settings, starts_in_order=True, end_at_goal=True)
+        self._scenes: dict[tuple[Scenario, int], Scene] = {}
+
+    def fly(self, scenario: Scenario, episodes: int, policy: Policy, report: Report | None = None) -> Flights:
+        """Build drones on the scenario's maps, fly every drone once, and take them down again."""
+        report = report or (lambda done, total, what="": None)
+        scene = self._scene(scenario, episodes, report)
+        report(0, episodes, what="  building")
+        simulator = WarpSimulator(scene, replace(self.sim_settings, num_envs=episodes))
+        env = NavigationEnv(simulator, self.task_settings)
+        try:
+            return fly_all(env, policy, report)
+        finally:
+            env.close()
+
+    def _scene(self, scenario: Scenario, episodes: int, report: Report) -> Scene:
+        """Maps take longer to draw than to fly over, so they are kept."""
+        key = scenario, episodes
+        if key not in self._scenes:
+            maps = min(self.maps, episodes)
+            self._scenes[key] = generate_scene(
+                self.seed,
+                num_maps=maps,
+                num_static=scenario.num_static,
+                num_moving=scenario.num_moving,
+                route=scenario.route,
+                starts_per_map=-(-episodes // maps),
+                stream=EVALUATION,
+                progress=lambda done, total: report(done, total, what="  drawing maps"),
+            )
+        return self._scenes[key]
 
 
 # --- counting ---------------------------------------------------------------------------------------------------

@@ -1,0 +1,70 @@
+"""Learning curves as a picture."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from navrl.monitor.flights import COLOURS
+
+# Success of NavRL's published policy in our own evaluation (README): the line to beat.
+PUBLISHED = {
+    "borders-350-0": 92.5, "borders-350-80": 63.5, "borders-0-80": 81.8, "borders-350-120": 55.7,
+    "crossing-350-0": 94.1, "crossing-350-80": 38.5, "crossing-0-80": 79.2, "crossing-350-120": 22.9,
+}  # fmt: skip
+
+
+def draw_curves(path: Path, title: str, rows: Sequence[Mapping[str, float]]) -> None:
+    """Success on unseen maps with NavRL's line, how training flights end, and what the learner says, over frames."""
+    import matplotlib
+
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    figure, axes = plt.subplots(2, 2, figsize=(13, 8))
+    unseen, flown, losses, speed = axes.flat
+    names = sorted({key.split("/")[1] for row in rows for key in row if key.startswith("eval/")})
+    for colour, name in zip(plt.cm.tab10.colors, names, strict=False):
+        x, y = series(rows, f"eval/{name}/success")
+        unseen.plot(x, 100 * y, "o-", ms=3, color=colour, label=name)
+        if name in PUBLISHED:
+            unseen.axhline(PUBLISHED[name], color=colour, ls=":", lw=1)
+    unseen.plot([], [], ":", color="grey", label="NavRL's published policy")
+    unseen.set(title="success on unseen maps, %", ylim=(0, 100))
+    for name, colour in COLOURS.items():
+        x, y = series(rows, f"flights/{name}")
+        flown.plot(x, 100 * smooth(y), color=colour, label=name.replace("_", " "))
+    flown.set(title="how training flights end (exploring), %", ylim=(0, 100))
+    for name in ("approx_kl", "clipfrac", "explained_variance", "value_loss"):
+        x, y = series(rows, f"losses/{name}")
+        losses.plot(x, smooth(y), label=name)
+    losses.set(title="learner", yscale="log")
+    x, y = series(rows, "charts/SPS")
+    speed.plot(x, smooth(y), color="black", label="frames/s")
+    speed.set(title="frames per second", ylim=(0, None))
+    for axis in axes.flat:
+        axis.grid(alpha=0.3)
+        axis.set_xlabel("million frames")
+        axis.legend(fontsize=8)
+    figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def series(rows: Sequence[Mapping[str, float]], name: str) -> tuple[np.ndarray, np.ndarray]:
+    """Million frames and values of the rows that have `name`."""
+    points = [(row["frames"] / 1e6, row[name]) for row in rows if name in row]
+    return tuple(np.array(points, float).reshape(-1, 2).T)
+
+
+def smooth(y: np.ndarray, window: int = 15) -> np.ndarray:
+    """Running mean."""
+    if len(y) < 2 * window:
+        return y
+    kernel = np.ones(window) / window
+    return np.convolve(np.pad(y, window // 2, mode="edge"), kernel, mode="valid")[: len(y)]

@@ -1,0 +1,134 @@
+"""Where numbers go: a CSV file always, and wandb or TensorBoard if asked for."""
+
+from __future__ import annotations
+
+import csv
+import logging
+import os
+import subprocess
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Protocol
+
+log = logging.getLogger("navrl")
+
+
+class Logger(Protocol):
+    """Takes named numbers at a frame count; pictures are files."""
+
+    def log(self, metrics: Mapping[str, float], frames: int) -> None: ...
+    def picture(self, name: str, path: Path, frames: int) -> None: ...
+    def close(self) -> None: ...
+
+
+class CsvLogger:
+    """metrics.csv: one row an iteration, one column a metric; a column that appears later is added to the file."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.rows: list[dict[str, float]] = []
+        self.columns: list[str] = []
+        if path.exists():  # a run that goes on
+            with path.open(newline="") as file:
+                self.rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
+            self.columns = list(dict.fromkeys(key for row in self.rows for key in row))
+
+    def log(self, metrics: Mapping[str, float], frames: int) -> None:
+        row = {"frames": frames, **metrics}
+        new = [key for key in row if key not in self.columns]
+        self.columns += new
+        self.rows.append(row)
+        if new:
+            temporary = self.path.with_suffix(".csv.tmp")
+            with temporary.open("w", newline="") as file:
+                writer = csv.DictWriter(file, self.columns)
+                writer.writeheader()
+                writer.writerows(self.rows)
+            temporary.replace(self.path)
+        else:
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, self.columns).writerow(row)
+
+    def picture(self, name: str, path: Path, frames: int) -> None:
+        """Pictures are already in the run directory."""
+
+    def close(self) -> None:
+        """Every row is on disk already."""
+
+
+class TensorBoardLogger:
+    """Event files under `directory`, for `tensorboard --logdir`."""
+
+    def __init__(self, directory: Path) -> None:
+        from torch.utils.tensorboard import SummaryWriter
+
+        self.writer = SummaryWriter(str(directory))
+
+    def log(self, metrics: Mapping[str, float], frames: int) -> None:
+        for name, value in metrics.items():
+            self.writer.add_scalar(name, value, frames)
+
+    def picture(self, name: str, path: Path, frames: int) -> None:
+        import matplotlib.image
+
+        self.writer.add_image(name, matplotlib.image.imread(path)[..., :3], frames, dataformats="HWC")
+
+    def close(self) -> None:
+        self.writer.close()
+
+
+class WandbLogger:
+    """A wandb run. Offline needs neither account nor network; `wandb sync <directory>` uploads it later."""
+
+    def __init__(
+        self,
+        directory: Path,
+        config: dict,
+        mode: str,
+        project: str,
+        name: str | None = None,
+        entity: str | None = None,
+        run_id: str | None = None,
+    ) -> None:
+        os.environ.setdefault("WANDB_SILENT", "true")
+        import wandb
+
+        wanted = {"project": project, "name": name, "entity": entity, "id": run_id, "dir": str(directory)}
+        if run_id:
+            wanted["resume"] = "allow"
+        try:
+            self.run = wandb.init(**wanted, config=config, mode=mode, settings=wandb.Settings(init_timeout=20))
+        except Exception as error:  # no key, no network, no such entity: wandb has a class of its own for each
+            if mode != "online":
+                raise
+            reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
+            log.warning("wandb.mode=online: %s; logging offline, upload later with: wandb sync %s", reason, directory)
+            self.run = wandb.init(**wanted, config=config, mode="offline")
+        self.id = self.run.id
+
+    def log(self, metrics: Mapping[str, float], frames: int) -> None:
+        self.run.log(dict(metrics), step=frames)
+
+    def picture(self, name: str, path: Path, frames: int) -> None:
+        import wandb
+
+        self.run.log({name: wandb.Image(str(path))}, step=frames)
+
+    def close(self) -> None:
+        self.run.finish()
+
+
+def code_version() -> str:
+    """The commit this code is at, with + if files were changed since; 'unknown' outside a checkout."""
+    here = Path(__file__).parent
+    try:
+        commit = subprocess.run(
+            ["git", "rev-parse", "HEAD"], cwd=here, capture_output=True, text=True, check=True, timeout=10
+        ).stdout.strip()
+        changed = subprocess.run(
+            ["git", "status", "--porcelain", "--untracked-files=no"],
+            cwd=here, capture_output=True, text=True, check=True, timeout=10,
+        ).stdout.strip()  # fmt: skip
+    except (OSError, subprocess.SubprocessError):
+        return "unknown"
+    return commit + ("+" if changed else "")

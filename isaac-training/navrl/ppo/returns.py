@@ -1,0 +1,56 @@
+"""Advantages that are right at the end of an episode, and the running scale of returns."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+def gae(
+    reward: Tensor, value: Tensor, next_value: Tensor, done: Tensor, terminated: Tensor, gamma: float, lam: float
+) -> tuple[Tensor, Tensor]:
+    """Generalised advantage estimates and returns, all (T, N).
+
+    `next_value` is the value of the observation a step led to, before any reset. A terminated step bootstraps from
+    zero, a truncated one from `next_value`; the trace stops at both.
+    """
+    bootstrap = torch.where(terminated, 0.0, next_value)
+    delta = reward + gamma * bootstrap - value
+    keep = (~done).to(reward.dtype) * (gamma * lam)
+    advantage = torch.empty_like(delta)
+    trace = torch.zeros_like(delta[0])
+    for t in range(len(delta) - 1, -1, -1):
+        trace = torch.addcmul(delta[t], keep[t], trace, out=advantage[t])
+    return advantage, advantage + value
+
+
+class ValueNorm(nn.Module):
+    """Running mean and variance of returns (exponential, debiased), as in MAPPO and NavRL."""
+
+    def __init__(self, beta: float = 0.995, epsilon: float = 1e-5) -> None:
+        super().__init__()
+        self.beta, self.epsilon = beta, epsilon
+        self.register_buffer("running_mean", torch.zeros(1))
+        self.register_buffer("running_mean_sq", torch.zeros(1))
+        self.register_buffer("debiasing_term", torch.zeros(()))
+
+    @torch.no_grad()
+    def update(self, returns: Tensor) -> None:
+        weight = 1.0 - self.beta
+        self.running_mean.lerp_(returns.mean().view(1), weight)
+        self.running_mean_sq.lerp_(returns.square().mean().view(1), weight)
+        self.debiasing_term.lerp_(torch.ones_like(self.debiasing_term), weight)
+
+    def _statistics(self) -> tuple[Tensor, Tensor]:
+        debias = self.debiasing_term.clamp(min=self.epsilon)
+        mean = self.running_mean / debias
+        variance = (self.running_mean_sq / debias - mean.square()).clamp(min=1e-2)
+        return mean, variance.sqrt()
+
+    def normalize(self, value: Tensor) -> Tensor:
+        mean, std = self._statistics()
+        return (value - mean) / std
+
+    def denormalize(self, value: Tensor) -> Tensor:
+        mean, std = self._statistics()
+        return value * std + mean
