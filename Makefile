@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
+TOOLS  := $(VENV)/.tools
 # This release is what everything was measured with; pyproject.toml allows a range around it.
 TORCH  ?= torch==2.13.0
 ARGS   ?=
@@ -14,7 +15,13 @@ help:  ## show this list
 	@echo
 	@echo "  ARGS passes overrides on:  make eval ARGS='policy=hover eval.episodes=64'"
 
-setup: $(READY)  ## create .venv with everything needed to fly, test and measure
+train: $(READY)  ## train a policy on this machine; Ctrl-C stops, saves and shows what was learned
+	$(BIN)/python scripts/train.py headless=True env.num_envs=1024 $(ARGS)
+
+play-policy: $(READY)  ## fly the policy that comes with the repository over unseen maps, and draw its flights
+	$(BIN)/python scripts/eval.py policy=policies/default.pt eval.scenarios=[crossing-350-80,borders-350-80] eval.episodes=512 $(ARGS)
+
+setup: $(TOOLS)  ## create .venv with everything needed to train, fly, test and measure
 
 $(READY): pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info < (3, 14))' || \
@@ -22,10 +29,15 @@ $(READY): pyproject.toml
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing (the first time this downloads torch and takes some minutes)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable '.[dev,export,bench]'
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --editable .
 	@touch $(READY)
 
-test: $(READY)  ## lint and run the tests (some minutes)
+$(TOOLS): $(READY)
+	@echo "installing what tests, export and benchmarks need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable '.[dev,export,bench]'
+	@touch $(TOOLS)
+
+test: $(TOOLS)  ## lint and run the tests (some minutes)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/python -m pytest
@@ -33,10 +45,14 @@ test: $(READY)  ## lint and run the tests (some minutes)
 eval: $(READY)  ## fly NavRL's published policy over unseen maps: table, eval.json, pictures
 	$(BIN)/python scripts/eval.py policy=third_party/navrl/navrl_checkpoint.pt $(ARGS)
 
-bench: $(READY)  ## measure the simulator's speed on this machine (about two minutes)
-	$(BIN)/python scripts/bench/env.py $(ARGS)
+export: $(TOOLS)  ## write ONNX and TorchScript: make export ARGS='checkpoint=policies/default.pt output=policy.onnx'
+	$(BIN)/python scripts/export.py $(ARGS)
+
+bench: $(TOOLS)  ## measure simulator and learner on this machine (some minutes)
+	$(BIN)/python scripts/bench/env.py
+	$(BIN)/python scripts/bench/update.py
 
 clean:  ## remove .venv and caches, keep runs/
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info isaac-training/*.egg-info
 
-.PHONY: help setup test eval bench clean
+.PHONY: help setup train play-policy export test eval bench clean

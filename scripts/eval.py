@@ -91,5 +91,4 @@ def make_policy(cfg: DictConfig, settings: SimSettings) -> Policy:
 
 
 if __name__ == "__main__":
-    config.show_help(__doc__, "eval")
-    main()
+    config.launch(main, __doc__, "eval")

@@ -76,20 +76,20 @@ def main(cfg: DictConfig) -> None:
 
     # What the person sees.
     loggers = make_loggers(cfg, train.logger, run)
-    flights, timers, stop = RecentFlights(), PhaseTimers(), StopRequest()
+    flights, timers, disk, stop = RecentFlights(), PhaseTimers(), files.DiskGuard(), StopRequest()
     total = train.frames_per_batch * train.iterations
     latest: dict[str, float] = {}  # scores of the last evaluation
     iteration = frames = 0
 
     def log(metrics: dict[str, float]) -> None:
-        with timers("log"):
+        with timers("log"), disk("logging"):
             for logger in loggers:
                 logger.log(metrics, frames)
 
     def evaluate(episodes: int) -> None:
         """Fly the averaged policy on unseen maps: scores, table and picture."""
-        with timers("evaluate"):
-            results = {}
+        results = {}
+        with timers("evaluate"), disk("saving an evaluation"):
             for scenario in scenarios:
                 flown = evaluator.fly(scenario, episodes, lambda seen: ppo.averaged.act(**seen))
                 results[str(scenario)] = summarize(flown)
@@ -108,9 +108,11 @@ def main(cfg: DictConfig) -> None:
 
     def save() -> None:
         """The policy to fly, the state to go on from, and the curves so far."""
-        with timers("save"):
+        with timers("save"), disk("saving"):
             about = {
                 "decimation": sim_settings.decimation,
+                "dt": sim_settings.dt,
+                "lidar_vfov": list(sim_settings.lidar.vfov),
                 "frames": frames,
                 "seconds": timers.elapsed,
                 "seed": cfg.seed,
@@ -118,7 +120,7 @@ def main(cfg: DictConfig) -> None:
                 "command": " ".join(["scripts/train.py", *sys.argv[1:]]),
                 "scores": dict(latest),
             }
-            files.save(run / "policy.pt", policy_content(ppo.averaged, train.encoder, about))
+            files.save(run / "policy.pt", policy_content(ppo.averaged, ppo.value_norm, train.encoder, about))
             files.save(run / "training_state.pt", {"iteration": iteration, "frames": frames, "ppo": ppo.state()})
             draw_curves(run / "curves.png", f"{run}   {clock(timers.elapsed)}", loggers[0].rows)
 
@@ -170,7 +172,9 @@ def main(cfg: DictConfig) -> None:
         f"policy, curves and pictures: {run}\n"
         f"fly it with: python scripts/eval.py policy={run / 'policy.pt'}"
     )
-    sys.exit(stop.exit_code)
+    if disk.failures:
+        print(f"error: {disk.failures} writes to {run} failed; see the warning above", file=sys.stderr)
+    sys.exit(stop.exit_code or int(disk.failures > 0))
 
 
 SHOWN = (*OUTCOMES, "return", "length")  # of flights that ended while training
@@ -222,5 +226,4 @@ def peak_memory_mb() -> float:
 
 
 if __name__ == "__main__":
-    config.show_help(__doc__, "train")
-    main()
+    config.launch(main, __doc__, "train")

@@ -15,9 +15,9 @@ from navrl.config import ConfigError
 CFG = str(Path(__file__).parents[1] / "cfg")
 
 
-def read(*overrides: str) -> DictConfig:
+def read(*overrides: str, name: str = "eval") -> DictConfig:
     with initialize_config_dir(CFG, version_base=None):
-        return compose("eval", overrides=list(overrides))
+        return compose(name, overrides=list(overrides))
 
 
 def check_all(cfg: DictConfig) -> None:
@@ -105,3 +105,69 @@ def test_time_scale_warns_of_its_cost(caplog) -> None:
 
 def test_lists_are_cycled_over_maps() -> None:
     check_all(read("env.num_obstacles=[350,0]", "env_dyn.num_obstacles=[80,120,40,0]"))
+
+
+BAD_TRAINING = {
+    "algo.num_minibatches=7": "nearest that does is 8",
+    "algo.num_minibatches=32768": "fewer than 2 frames",
+    "algo.training_frame_num=0": "between 1",
+    "algo.training_epoch_num=2.5": "whole number",
+    "algo.gamma=1.5": "between 0 and 1",
+    "algo.gae_lambda=-0.1": "between 0 and 1",
+    "algo.actor.learning_rate=fast": "a number",
+    "algo.actor.clip_ratio=0": "between",
+    "algo.critic.learning_rate=-1": "between 0",
+    "algo.entropy_loss_coefficient=2": "between 0 and 1",
+    "algo.max_grad_norm=0": "at least",
+    "algo.schedule=cosine": "adaptive, constant",
+    "algo.averaging=1": "between 0",
+    "algo.amp=perhaps": "true or false",
+    "max_frame_num=100": "less than one batch",
+    "max_frame_num=many": "whole number",
+    "eval_interval=-1": "between 0",
+    "save_interval=often": "whole number",
+    "encoder=resnet": "fast, navrl",
+    "logger=mlflow": "wandb, tensorboard, none",
+    "wandb.mode=cloud": "offline, online, disabled",
+    "return_same_td=2": "true or false",
+    "eval.episodes=0": "between 1",
+    "eval.scenarios=[sideways-1-1]": "crossing-350-80",
+    "drone.action_limit=1.0": "algo.actor.action_limit",
+    "env.num_envs=900000": "GB available",
+}
+
+
+@pytest.mark.parametrize("override", BAD_TRAINING)
+def test_bad_training_values(override: str) -> None:
+    key = override.partition("=")[0]
+    with pytest.raises(ConfigError, match=BAD_TRAINING[override]) as error:
+        cfg = read(override, name="train")
+        config.train_settings(cfg)
+        config.ppo_settings(cfg)
+    line = str(error.value)
+    assert line.startswith(f"{key}=") and "\n" not in line
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_amp_needs_cuda() -> None:
+    with pytest.raises(ConfigError, match="CUDA"):
+        config.ppo_settings(read("algo.amp=true", name="train"))
+
+
+def test_navrls_network_wants_navrls_beams() -> None:
+    with pytest.raises(ConfigError, match="encoder=fast"):
+        config.train_settings(read("encoder=navrl", "sensor.lidar_hres=5", name="train"))
+
+
+def test_names_a_navrl_user_types() -> None:
+    cfg = read(
+        "headless=True", "device=cpu", "seed=3", "max_frame_num=1_000_000", "eval_interval=10", "save_interval=10",
+        "env.num_envs=64", "env.max_episode_length=100", "env.num_obstacles=10", "env_dyn.num_obstacles=8",
+        "env_dyn.vel_range=[0.1,1.0]", "env_dyn.local_range=[3,3,3]", "sensor.lidar_range=5", "sensor.lidar_vbeams=4",
+        "drone.model_name=Hummingbird", "algo.training_frame_num=16", "algo.training_epoch_num=4",
+        "algo.num_minibatches=8", "algo.actor.learning_rate=5e-4", "algo.actor.action_limit=1.0", "sim.dt=0.02",
+        "wandb.project=p", "wandb.name=n", "wandb.entity=e", "wandb.mode=offline", "wandb.run_id=x",
+        "return_same_td=false", name="train",
+    )  # fmt: skip
+    settings = config.train_settings(cfg)
+    assert settings.iterations == 1_000_000 // (64 * 16) and config.task_settings(cfg).action_limit == 1.0

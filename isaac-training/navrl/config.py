@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import functools
 import itertools
 import logging
@@ -18,7 +19,9 @@ from pathlib import Path
 import psutil
 import torch
 from hydra.core.hydra_config import HydraConfig
+from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig
+from omegaconf.errors import OmegaConfBaseException
 
 from navrl.ppo.networks import ENCODERS
 from navrl.ppo.ppo import SCHEDULES, PPOSettings
@@ -33,6 +36,7 @@ from navrl.task.kernels import DIRECTION, NEAREST, OBSTACLE, STAT_COUNT, STATE, 
 log = logging.getLogger("navrl")
 
 MAX_EPISODES = 16384
+DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
 
 class ConfigError(ValueError):
@@ -62,10 +66,26 @@ def user_errors(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], No
     return wrapped
 
 
-def show_help(about: str, name: str) -> None:
-    """For `--help`: the script's own words, then the configuration files with all their comments."""
-    if not {"--help", "-h"} & set(sys.argv[1:]):
+def launch(main: Callable[[], None], about: str, name: str) -> None:
+    """Run a script's Hydra main. `--help` shows `about` and the configuration files; common mishaps are one line."""
+    if {"--help", "-h"} & set(sys.argv[1:]):
+        _show_help(about, name)
         return
+    os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let errors through to here
+    try:
+        main()
+    except (HydraException, OmegaConfBaseException) as error:  # an unknown key, a value that cannot be parsed
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
+    except OSError as error:
+        if error.errno not in DISK_TROUBLE:
+            raise
+        directory = next((a for a in sys.argv[1:] if a.startswith("hydra.run.dir=")), "hydra.run.dir")
+        print(f"error: {directory}: {error}; choose a directory that can be written", file=sys.stderr)
+        sys.exit(2)
+
+
+def _show_help(about: str, name: str) -> None:
     folder = Path(__file__).parents[2] / "cfg"
     print(about.strip())
     for file in (folder / f"{name}.yaml", folder / "base.yaml", *sorted(folder.glob("sim/*.yaml"))):
@@ -73,7 +93,6 @@ def show_help(about: str, name: str) -> None:
         print(file.read_text().partition("\nhydra:")[0].strip())
     presets = ", ".join(file.stem for file in sorted(folder.glob("reward/*.yaml")))
     print(f"\n{'─' * 120}\nreward=<preset> chooses one of: {presets}")
-    sys.exit(0)
 
 
 def _remove_fresh_run(directory: Path) -> None:

@@ -7,8 +7,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from navrl.ppo.navrl_format import load_policy
+from navrl.ppo.navrl_format import to_navrl
 from navrl.ppo.networks import ActorCritic, NavRLEncoder, to_world
+from navrl.ppo.policy_file import load_policy
 from navrl.sim.scene import EVALUATION, generate_scene
 from navrl.task.evaluation import fly_all, summarize
 
@@ -28,7 +29,7 @@ def observation(batch: int = 3) -> dict[str, torch.Tensor]:
 
 def test_published_weights_are_all_used() -> None:
     raw = torch.load(PUBLISHED, map_location="cpu", weights_only=True)
-    policy = load_policy(PUBLISHED)
+    policy, _ = load_policy(PUBLISHED)
     used = sum(value.numel() for value in policy.state_dict().values())
     given = sum(value.numel() for name, value in raw.items() if not name.startswith(("value_norm", "gae")))
     assert used == given
@@ -64,7 +65,16 @@ def test_features_are_fused_as_cnn_obstacles_state() -> None:
     alpha = 1 + f.softplus(linear(feature, "actor.module.0.module.alpha_layer")) + 1e-6
     beta = 1 + f.softplus(linear(feature, "actor.module.0.module.beta_layer")) + 1e-6
     expected = to_world((2 * alpha / (alpha + beta) - 1) * 2.0, data["direction"])
-    assert torch.allclose(load_policy(PUBLISHED).act(**data), expected, atol=1e-6)
+    assert torch.allclose(load_policy(PUBLISHED)[0].act(**data), expected, atol=1e-6)
+
+
+def test_everything_is_written_back_under_navrls_names() -> None:
+    """All 37 tensors, so that NavRL's own code loads the file without a missing key."""
+    raw = torch.load(PUBLISHED, map_location="cpu", weights_only=True)
+    policy, known = load_policy(PUBLISHED)
+    written = to_navrl(policy, known["value_norm"])
+    assert sorted(written) == sorted(raw) and len(written) == 37
+    assert all(torch.equal(written[name], raw[name]) for name in raw)
 
 
 def test_goal_frame_to_world() -> None:
@@ -76,7 +86,7 @@ def test_goal_frame_to_world() -> None:
 def test_published_policy_flies(make_env) -> None:
     """96 crossings of 350 boxes: the full table (94 %) is in the README, this guards it."""
     scene = generate_scene(7, 16, 350, 0, "crossing", starts_per_map=6, stream=EVALUATION)
-    policy = load_policy(PUBLISHED)
+    policy, _ = load_policy(PUBLISHED)
     result = summarize(
         fly_all(make_env(scene, 96, task={"starts_in_order": True}, decimation=2), lambda data: policy.act(**data))
     )

@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import logging
 import os
+from collections.abc import Iterator
 from pathlib import Path
 
 import torch
+
+log = logging.getLogger("navrl")
 
 
 def save(path: Path, content: dict) -> None:
@@ -20,3 +25,19 @@ def save(path: Path, content: dict) -> None:
     except BaseException:
         temporary.unlink(missing_ok=True)
         raise
+
+
+class DiskGuard:
+    """Training outlives its disk: a write that fails is counted and told once, and the run goes on."""
+
+    def __init__(self) -> None:
+        self.failures = 0
+
+    @contextlib.contextmanager
+    def __call__(self, what: str) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            self.failures += 1
+            if self.failures == 1:
+                log.warning("%s failed: %s; training goes on, free some space or it will not be saved", what, error)

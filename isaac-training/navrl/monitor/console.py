@@ -39,7 +39,7 @@ class TrainingConsole:
 
     def say(self, what: object) -> None:
         """Print something that stays on the screen."""
-        self.console.print(what, highlight=False)
+        self.console.print(what, highlight=False, soft_wrap=isinstance(what, str))
 
     def update(self, frames: int, speed: float, metrics: Mapping[str, float], shares: Mapping[str, float]) -> None:
         """`speed` in frames/s, `shares` of wall time by phase, `metrics` as logged."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import torch
 from torch import Tensor
 
 from navrl.ppo.networks import ActorCritic, NavRLEncoder
@@ -16,14 +17,16 @@ PREFIXES = {
     "actor.module.0.module.": "actor.",
     "critic.module.": "critic.",
 }
-TRAINING_ONLY = ("value_norm.", "gae.")  # not needed to fly
+ABOUT = {"decimation": 1, "dt": 0.016, "lidar_vfov": [-10.0, 20.0]}  # how NavRL trains; its files do not say
+VALUE_NORM, GAE = "value_norm.", "gae."  # needed to train, not to fly
 
 
-def from_navrl(content: dict, path: str | Path, action_limit: float = 2.0) -> ActorCritic:
-    """The policy in `content` of the file `path`. Raises ValueError in one line if it is something else."""
+def from_navrl(content: dict, path: str | Path, action_limit: float = 2.0) -> tuple[ActorCritic, dict[str, Tensor]]:
+    """The policy and value normaliser in `content` of the file `path`. Raises ValueError if it is something else."""
     if not all(isinstance(value, Tensor) for value in content.values()):
         raise ValueError(f"{path} is not a checkpoint of navrl or NavRL (it is not a dictionary of tensors)")
-    renamed = {_our_name(name): value for name, value in content.items() if not name.startswith(TRAINING_ONLY)}
+    value_norm = {k[len(VALUE_NORM) :]: v for k, v in content.items() if k.startswith(VALUE_NORM)}
+    renamed = {_our_name(k): v for k, v in content.items() if not k.startswith((VALUE_NORM, GAE))}
     policy = ActorCritic(NavRLEncoder(), action_limit)
     wanted = {name: tuple(value.shape) for name, value in policy.state_dict().items()}
     given = {name: tuple(value.shape) for name, value in renamed.items()}
@@ -31,14 +34,16 @@ def from_navrl(content: dict, path: str | Path, action_limit: float = 2.0) -> Ac
         odd = sorted(set(wanted.items()) ^ set(given.items()))[0][0]
         raise ValueError(f"{path} is not a NavRL checkpoint (it disagrees with NavRL's network at {odd!r})")
     policy.load_state_dict(renamed)
-    return policy
+    return policy, value_norm
 
 
-def to_navrl(policy: ActorCritic) -> dict[str, Tensor]:
-    """The weights under NavRL's names, for its own code to load. Only NavRL's network has them."""
+def to_navrl(policy: ActorCritic, value_norm: dict[str, Tensor]) -> dict[str, Tensor]:
+    """The weights under NavRL's names, for its own code to load: all 37 tensors. Only NavRL's network has them."""
     if not isinstance(policy.encoder, NavRLEncoder):
         raise ValueError("only a policy trained with encoder=navrl can be written in NavRL's format")
-    return {_their_name(name): value.detach().cpu().clone() for name, value in policy.state_dict().items()}
+    weights = {_their_name(name): value.detach().cpu().clone() for name, value in policy.state_dict().items()}
+    weights |= {VALUE_NORM + name: value for name, value in value_norm.items()}
+    return weights | {"gae.gamma": torch.tensor(0.99), "gae.lmbda": torch.tensor(0.95)}  # as NavRL writes them
 
 
 def _our_name(name: str) -> str:

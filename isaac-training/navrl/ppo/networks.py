@@ -13,6 +13,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from navrl.ppo.row_convolution import RowConvolution
+
 STATE, OBSTACLE = 8, 10  # numbers of the state, and of one moving obstacle
 ACTIONS = 3
 
@@ -41,6 +43,10 @@ class NavRLEncoder(nn.Module):
         self.obstacles = nn.Sequential(*_layers(50, 128, 64))
         self.fuse = nn.Sequential(*_layers(128 + 64 + 8, 256, 256))
 
+        self.row_products = True  # on a CPU; False: always nn.Conv2d, which is also what is exported
+        convolutions = (self.lidar[0], self.lidar[2], self.lidar[4])
+        self.rows = nn.ModuleList(RowConvolution(layer, e) for layer, e in zip(convolutions, (4, 4, 4), strict=True))
+
     def prepare(self, state: Tensor, lidar: Tensor, dynamic_obstacle: Tensor) -> Tensor:
         """state (B, 8), lidar (B, 1, 36, 4) as range - distance, dynamic_obstacle (B, 1, 5, 10) to (B, 202)."""
         return torch.cat([lidar.flatten(1), dynamic_obstacle.flatten(1), state], dim=-1)
@@ -48,7 +54,18 @@ class NavRLEncoder(nn.Module):
     def forward(self, rows: Tensor) -> Tensor:
         lidar, obstacles, state = rows.split([144, 50, STATE], dim=-1)
         # NavRL concatenates in the alphabetical order of its keys: cnn, dynamic obstacles, state.
-        return self.fuse(torch.cat([self.lidar(lidar.view(-1, 1, 36, 4)), self.obstacles(obstacles), state], dim=-1))
+        return self.fuse(torch.cat([self._see(lidar), self.obstacles(obstacles), state], dim=-1))
+
+    def _see(self, lidar: Tensor) -> Tensor:
+        if lidar.is_cuda or not self.row_products:
+            return self.lidar(lidar.view(-1, 1, 36, 4))
+        x = lidar.unflatten(1, (36, 4))
+        for layer in self.rows:
+            x = functional.elu(layer(x))
+        linear, norm = self.lidar[7], self.lidar[8]
+        # Rows are [azimuth][elevation][channel]; the layer's columns are [channel][azimuth][elevation].
+        weight = linear.weight.view(128, 16, 9, 2).permute(0, 2, 3, 1).reshape(128, 288)
+        return norm(functional.linear(x.flatten(1), weight, linear.bias))
 
 
 def _layers(*sizes: int) -> list[nn.Module]:
@@ -104,7 +121,8 @@ class FastEncoder(nn.Module):
 
     def forward(self, rows: Tensor) -> Tensor:
         seen, obstacles = rows[:, : self.surroundings], rows[:, self.surroundings :]
-        moving = self.obstacle(obstacles.reshape(len(rows), -1, self.PER_OBSTACLE)).amax(dim=1)
+        count = obstacles.shape[1] // self.PER_OBSTACLE
+        moving = self.obstacle(obstacles.reshape(-1, count, self.PER_OBSTACLE)).amax(dim=1)
         # One layer on both inputs, as if they were joined, without the copy.
         x = torch.addmm(self.first(seen), moving, self.first_moving.weight.T)
         return functional.relu(self.second(functional.relu(x, inplace=True)), inplace=True)
@@ -148,11 +166,15 @@ class ActorCritic(nn.Module):
         """An action in (0, 1) as a world-frame velocity in m/s."""
         return to_world((2.0 * unit - 1.0) * self.action_limit, direction)
 
-    @torch.no_grad()
-    def act(self, state: Tensor, lidar: Tensor, direction: Tensor, dynamic_obstacle: Tensor) -> Tensor:
-        """The mean velocity (B, 3), m/s in the world frame; no exploration."""
+    def mean_velocity(self, state: Tensor, lidar: Tensor, direction: Tensor, dynamic_obstacle: Tensor) -> Tensor:
+        """The velocity (B, 3) to fly, m/s in the world frame; no exploration."""
         alpha, beta, _ = self(self.encoder.prepare(state, lidar, dynamic_obstacle))
         return self.velocity(alpha / (alpha + beta), direction)
+
+    @torch.no_grad()
+    def act(self, **observation: Tensor) -> Tensor:
+        """`mean_velocity` for an evaluation: nothing is learned from it."""
+        return self.mean_velocity(**observation)
 
 
 def to_world(velocity: Tensor, direction: Tensor) -> Tensor:

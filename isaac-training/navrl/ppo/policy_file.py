@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
+from torch import nn
 
 from navrl.ppo import navrl_format
 from navrl.ppo.networks import ENCODERS, ActorCritic
@@ -18,10 +19,12 @@ def describe(policy: ActorCritic, encoder: str) -> dict:
     return {"encoder": encoder, "beams": beams, "lidar_range": reach, "action_limit": float(policy.action_limit)}
 
 
-def policy_content(policy: ActorCritic, encoder: str, about: dict) -> dict:
+def policy_content(policy: ActorCritic, value_norm: nn.Module, encoder: str, about: dict) -> dict:
     """What is written to a policy file. `about` holds plain values: scores, decimation, commit, ..."""
-    weights = {name: value.detach().cpu().clone() for name, value in policy.state_dict().items()}
-    return {"format": FORMAT, "network": describe(policy, encoder), "about": about, "weights": weights}
+    content = {"format": FORMAT, "network": describe(policy, encoder), "about": about}
+    for name, module in (("weights", policy), ("value_norm", value_norm)):
+        content[name] = {key: value.detach().cpu().clone() for key, value in module.state_dict().items()}
+    return content
 
 
 def load_policy(
@@ -33,16 +36,17 @@ def load_policy(
     """
     content = _read(Path(path))
     if content.get("format") != FORMAT:
-        policy = navrl_format.from_navrl(content, path, action_limit)
-        return policy.to(device).eval(), {"network": describe(policy, "navrl"), "about": {}}
-    network = content["network"]
+        policy, value_norm = navrl_format.from_navrl(content, path, action_limit)
+        known = {"network": describe(policy, "navrl"), "about": navrl_format.ABOUT, "value_norm": value_norm}
+        return policy.to(device).eval(), known
     try:
+        network = content["network"]
         encoder = ENCODERS[network["encoder"]](tuple(network["beams"]), float(network["lidar_range"]))
         policy = ActorCritic(encoder, float(network["action_limit"]))
         policy.load_state_dict(content["weights"])
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} says it is {FORMAT} but its weights do not fit its network") from error
-    return policy.to(device).eval(), {"network": network, "about": content.get("about", {})}
+    return policy.to(device).eval(), {key: content[key] for key in ("network", "about", "value_norm")}
 
 
 def _read(path: Path) -> dict:

@@ -1,0 +1,181 @@
+"""Write a trained policy for use outside this project: ONNX, TorchScript, and NavRL's own format where it fits.
+
+python scripts/export.py checkpoint=policies/default.pt output=policy.onnx
+
+Writes policy.onnx and policy.ts, and policy.navrl.pt for a policy of NavRL's network. Each is checked against the
+policy on 1000 random observations before this says done. Inputs, for any batch size B:
+
+  state             (B, 8)         unit vector to the goal, horizontal and vertical distance to it (m), velocity (m/s)
+  lidar             (B, 1, 36, 4)  range - distance of every beam (m), azimuth by elevation; 0 is a clear beam
+  direction         (B, 1, 3)      the goal frame's x axis in the world: horizontal, from start to goal, unit length
+  dynamic_obstacle  (B, 1, 5, 10)  nearest moving obstacles: unit vector, horizontal and vertical distance (m),
+                                   velocity (m/s), width / 0.25 - 1, height if it floats else 0; zeros: none there
+
+state and dynamic_obstacle are in the goal frame (x along direction, z up). Output: action (B, 3), the velocity to fly
+in the world frame, m/s.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import sys
+import warnings
+from pathlib import Path
+
+import torch
+from omegaconf import OmegaConf
+from torch import Tensor, nn
+
+from navrl.config import ConfigError
+from navrl.ppo.navrl_format import to_navrl
+from navrl.ppo.networks import ActorCritic, NavRLEncoder
+from navrl.ppo.policy_file import load_policy
+
+INPUTS = ("state", "lidar", "direction", "dynamic_obstacle")
+TOLERANCE = 1e-4  # m/s between the policy and its exported copies
+CONVENTIONS = {
+    "inputs": "see scripts/export.py: state, lidar, direction, dynamic_obstacle",
+    "output": "action: velocity in m/s, world frame, z up",
+    "goal_frame": "x along the horizontal line from start to goal, fixed for a flight; z up; right-handed",
+    "lidar_order": "[azimuth][elevation]; azimuth 0 is straight ahead along yaw, counter-clockwise; elevations rise",
+    "lidar_values": "range - distance in m; rays turn with yaw only",
+}
+
+
+class Deployed(nn.Module):
+    """What a robot runs: observation in, mean velocity out."""
+
+    def __init__(self, policy: ActorCritic) -> None:
+        super().__init__()
+        self.policy = policy
+        if isinstance(policy.encoder, NavRLEncoder):
+            policy.encoder.row_products = False
+
+    def forward(self, state: Tensor, lidar: Tensor, direction: Tensor, dynamic_obstacle: Tensor) -> Tensor:
+        return self.policy.mean_velocity(state, lidar, direction, dynamic_obstacle)
+
+
+def main(arguments: list[str]) -> None:
+    options = OmegaConf.merge({"checkpoint": "???", "output": "policy.onnx"}, OmegaConf.from_cli(arguments))
+    if OmegaConf.is_missing(options, "checkpoint") or set(options) != {"checkpoint", "output"}:
+        sys.exit(__doc__)
+    output = Path(str(options.output))
+    if output.suffix != ".onnx":
+        raise ConfigError("output", output, "must end in .onnx; the other formats are written beside it")
+    if not output.parent.is_dir():
+        raise ConfigError("output", output, f"the directory {output.parent} does not exist")
+    try:
+        policy, about = load_policy(str(options.checkpoint))
+    except ValueError as error:
+        raise ConfigError("checkpoint", options.checkpoint, str(error)) from error
+    metadata = {"checkpoint": Path(str(options.checkpoint)).name, **about["network"], **about["about"], **CONVENTIONS}
+    deployed = Deployed(policy).eval()
+
+    write_onnx(deployed, output, metadata)
+    verified(output, check_onnx(deployed, output))
+    script = output.with_suffix(".ts")
+    write_torchscript(deployed, script, metadata)
+    verified(script, difference(deployed, torch.jit.load(script)))
+    if isinstance(policy.encoder, NavRLEncoder):
+        theirs = output.with_suffix(".navrl.pt")
+        torch.save(to_navrl(policy, about.get("value_norm", {})), theirs)
+        output.with_suffix(".navrl.json").write_text(json.dumps(metadata, indent=2) + "\n")
+        again, _ = load_policy(theirs, policy.action_limit)
+        verified(theirs, difference(deployed, Deployed(again)))
+    print("done")
+
+
+def random_observations(deployed: Deployed, count: int = 1000) -> dict[str, Tensor]:
+    """Observations of every kind: clear and crowded, near and far, with and without moving obstacles."""
+    make = torch.Generator().manual_seed(0)
+    encoder = deployed.policy.encoder
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(count, *shape, generator=make)
+
+    def uniform(*shape: int) -> Tensor:
+        return torch.rand(count, *shape, generator=make)
+
+    toward, away = nn.functional.normalize(normal(3), dim=-1), nn.functional.normalize(normal(1, 5, 3), dim=-1)
+    state = torch.cat([toward, 48 * uniform(1), normal(1), 2 * normal(3)], dim=-1)
+    heading = 6.2832 * uniform(1, 1)
+    direction = torch.cat([heading.cos(), heading.sin(), torch.zeros(count, 1, 1)], dim=-1)
+    size = torch.cat([(4 * uniform(1, 5, 1)).floor(), (2 * uniform(1, 5, 1)).floor()], dim=-1)
+    obstacle = torch.cat([away, 4 * uniform(1, 5, 1), normal(1, 5, 1), normal(1, 5, 3), size], dim=-1)
+    obstacle *= torch.arange(5)[:, None] < (6 * uniform(1, 1, 1)).floor()  # the nearest 0 to 5 are there
+    lidar = encoder.lidar_range * uniform(1, *encoder.beams) * (uniform(1, *encoder.beams) < 0.5)
+    return {"state": state, "lidar": lidar, "direction": direction, "dynamic_obstacle": obstacle}
+
+
+def write_onnx(deployed: Deployed, path: Path, metadata: dict) -> None:
+    """ONNX with the metadata inside, batch size free."""
+    try:
+        import onnx
+        import onnxruntime
+        import onnxscript
+    except ImportError as error:
+        sys.exit(f"error: {error.name} is not installed; install what export needs with: pip install -e '.[export]'")
+    del onnxruntime, onnxscript
+    for name in ("onnxscript", "torch.onnx", "onnx_ir"):
+        logging.getLogger(name).setLevel(logging.ERROR)
+    batch = torch.export.Dim("batch", min=1)
+    example = tuple(value[:3] for value in random_observations(deployed).values())
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        program = torch.onnx.export(
+            deployed, example, dynamo=True, input_names=list(INPUTS), output_names=["action"],
+            dynamic_shapes=tuple({0: batch} for _ in INPUTS), verbose=False,
+        )  # fmt: skip
+    model = program.model_proto
+    onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in metadata.items()})
+    onnx.save(model, path)
+
+
+def check_onnx(deployed: Deployed, path: Path) -> float:
+    """Largest difference to the policy, m/s, in one batch and one by one."""
+    import onnxruntime
+
+    session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
+
+    def run(state: Tensor, lidar: Tensor, direction: Tensor, dynamic_obstacle: Tensor) -> Tensor:
+        values = (state, lidar, direction, dynamic_obstacle)
+        return torch.as_tensor(session.run(["action"], {k: v.numpy() for k, v in zip(INPUTS, values, strict=True)})[0])
+
+    return difference(deployed, run)
+
+
+def write_torchscript(deployed: Deployed, path: Path, metadata: dict) -> None:
+    """TorchScript with the metadata as its extra file metadata.json."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        example = tuple(value[:3] for value in random_observations(deployed).values())
+        traced = torch.jit.trace(deployed, example)
+    torch.jit.save(traced, path, _extra_files={"metadata.json": json.dumps(metadata)})
+
+
+@torch.no_grad()
+def difference(deployed: Deployed, other) -> float:
+    """Largest difference of two policies over 1000 random observations, together and the first few one by one."""
+    seen = random_observations(deployed)
+    expected = deployed(**seen)
+    worst = float((other(*seen.values()) - expected).abs().max())
+    for k in range(8):
+        one = other(*(value[k : k + 1] for value in seen.values()))
+        worst = max(worst, float((one - expected[k : k + 1]).abs().max()))
+    return worst
+
+
+def verified(path: Path, worst: float) -> None:
+    if not worst < TOLERANCE:
+        path.unlink()
+        sys.exit(f"error: {path} differs from the policy by {worst:.2g} m/s and was removed")
+    print(f"{path}: {path.stat().st_size / 1e3:.0f} kB, differs from the policy by at most {worst:.1e} m/s")
+
+
+if __name__ == "__main__":
+    try:
+        main(sys.argv[1:])
+    except ConfigError as error:
+        print(f"error: {error}", file=sys.stderr)
+        sys.exit(2)
