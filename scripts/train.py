@@ -1,7 +1,7 @@
 """Train a drone to fly to a goal among static and moving obstacles.
 
-python scripts/train.py headless=True env.num_envs=1024        train with the defaults: about an hour on two cores
-python scripts/train.py max_frame_num=20_000_000 seed=1        a shorter run with another seed
+python scripts/train.py headless=True env.num_envs=1024        train with the defaults: half an hour on two cores
+python scripts/train.py max_frame_num=100_000_000 seed=1       a longer run with another seed
 python scripts/train.py encoder=navrl checkpoint=file.pt       start from NavRL's own weights
 python scripts/train.py wandb.mode=online wandb.project=drones follow the run in a browser
 

@@ -15,7 +15,6 @@ from navrl.task.env import NavigationEnv, TaskSettings
 EVERY_TERM = {
     "velocity": 1.0, "progress": 0.7, "alive": 0.5, "static_clearance": 0.9, "moving_clearance": 1.1,
     "smoothness": 0.1, "height": 8.0, "time": 0.3, "goal": 10.0, "collision": 5.0,
-    "proximity": 0.6,
 }  # fmt: skip
 
 

@@ -31,7 +31,7 @@ from navrl.sim.scene import MAX_MOVING, MAX_STATIC, ROUTES
 from navrl.sim.simulator import SimSettings
 from navrl.task.env import TaskSettings
 from navrl.task.evaluation import Scenario
-from navrl.task.kernels import DIRECTION, NEAREST, OBSTACLE, STAT_COUNT, STATE, TERMS
+from navrl.task.kernels import DIRECTION, NEAREST, OBSTACLE, STATE, TERMS
 
 log = logging.getLogger("navrl")
 
@@ -388,11 +388,11 @@ def _nearest_divisor(number_: int, wanted: int) -> int:
 def _check_memory(cfg: DictConfig, settings: TrainSettings, lidar: LidarSpec) -> None:
     """Say what a run will take, and refuse what does not fit."""
     observation = math.prod(lidar.shape) + STATE + DIRECTION + NEAREST * OBSTACLE
-    # A batch holds each observation twice (seen, and seen next), as well as the prepared rows; statistics twice.
-    a_frame = 4 * (3 * observation + 2 * STAT_COUNT + 32)
-    copies = 1 if settings.return_same_td else 2
+    # A frame's observation is stored as seen and as seen next, all that twice while the collector stacks it, then once
+    # more as network input with as much again for temporaries; the rest is the drone itself and the program.
+    a_frame = 4 * observation * (8 if settings.return_same_td else 11)
     cuda = torch.cuda.is_available() and str(cfg.device) != "cpu"
-    need = settings.frames_per_batch * a_frame * copies + (1 << 30 if cuda else 600 << 20)
+    need = settings.frames_per_batch * a_frame + cfg.env.num_envs * 5 * 1024 + (1000e6 if cuda else 600e6)
     have = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available
     log.info("memory: about %.1f GB needed, %.1f GB available", need / 1e9, have / 1e9)
     if need > have:

@@ -87,9 +87,12 @@ class Trainer:
 
     needs: str | None = None  # a package that may be missing
     differs = ""  # where its work is not ours
+    stock_convolutions = True  # peers run the network as their users would write it, with nn.Conv2d
 
     def __init__(self, policy: ActorCritic, settings: PPOSettings, batch: TensorDictBase) -> None:
         self.policy, self.settings, self.size = copy.deepcopy(policy), settings, batch.batch_size
+        if self.stock_convolutions and hasattr(self.policy.encoder, "row_products"):
+            self.policy.encoder.row_products = False
         self.columns = to_rows(policy, to_tensordict(batch)).shape[-1]
         self.build(settings)
 
@@ -169,6 +172,8 @@ def minibatches(data: TensorDictBase) -> Iterator[TensorDictBase]:
 
 class Ours(Trainer):
     """This project's learner."""
+
+    stock_convolutions = False
 
     def build(self, s: PPOSettings) -> None:
         self.ppo = PPO(self.policy, s)

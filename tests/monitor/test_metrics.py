@@ -5,7 +5,7 @@ from __future__ import annotations
 import csv
 
 from navrl.monitor.console import clock
-from navrl.monitor.curves import draw_curves, series
+from navrl.monitor.curves import draw_comparison, draw_curves, series
 from navrl.monitor.flights import RecentFlights
 from navrl.monitor.metrics import CsvLogger
 from navrl.monitor.timers import PhaseTimers
@@ -30,6 +30,11 @@ def test_curves_are_drawn_from_any_rows(tmp_path) -> None:
     draw_curves(tmp_path / "curves.png", "test", rows)
     assert (tmp_path / "curves.png").stat().st_size > 10_000
     draw_curves(tmp_path / "none.png", "nothing yet", [])
+    for row in rows:
+        row["charts/minutes"] = row["frames"] / 2e6
+    draw_comparison(tmp_path / "both.png", {"a": rows, "b": rows})
+    draw_comparison(tmp_path / "empty.png", {"a": []})
+    assert (tmp_path / "both.png").exists() and (tmp_path / "empty.png").exists()
     assert series(rows, "eval/crossing-350-80/success")[0].tolist() == [40.0]
 
 

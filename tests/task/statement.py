@@ -66,23 +66,6 @@ def moving_rows(sim: Simulator, direction: torch.Tensor) -> tuple[torch.Tensor, 
     return rows.masked_fill(far[..., None], 0.0), gap.masked_fill(far, RANGE).clamp(1e-6, RANGE)
 
 
-def moving_gap(sim: Simulator) -> torch.Tensor:
-    """(N,) m from each drone to the nearest surface of the five moving obstacles nearest over ground and in reach."""
-    m = sim.map_index.long()
-    to = sim.moving_position[m].transpose(1, 2) - sim.position[:, None]
-    size = sim.moving_size[m].transpose(1, 2)
-    flat = to[..., :2].norm(dim=-1)
-    above = torch.where(size[..., 1] > 1.0, -torch.inf, to[..., 2].abs() - size[..., 1] / 2)
-    gap = torch.maximum(flat - size[..., 0] / 2, above)
-    near = flat <= flat.topk(5, largest=False)[0].amax(-1, keepdim=True)
-    return torch.where(near & (flat <= RANGE), gap, RANGE).amin(-1).clamp(max=RANGE)
-
-
-def closeness(gap: torch.Tensor) -> torch.Tensor:
-    """1 at the collision radius of 0.3 m, 0 from 0.6 m further out, squared."""
-    return (1.0 - (gap - 0.3) / 0.6).clamp(0.0, 1.0) ** 2
-
-
 def reward_terms(
     sim: Simulator,
     goal: torch.Tensor,
@@ -106,5 +89,4 @@ def reward_terms(
         "smoothness": -(sim.velocity - last_velocity).norm(dim=-1),
         "height": -((above + below) ** 2),
         "time": torch.full_like(z, -seconds),
-        "proximity": -seconds * (closeness(sim.lidar.amin((1, 2))) + closeness(moving_gap(sim))),
     }

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 
-from navrl.monitor.flights import COLOURS
+from navrl.monitor.flights import COLOURS, pyplot
 
 # Success of NavRL's published policy in our own evaluation (README): the line to beat.
 PUBLISHED = {
@@ -19,12 +18,7 @@ PUBLISHED = {
 
 def draw_curves(path: Path, title: str, rows: Sequence[Mapping[str, float]]) -> None:
     """Success on unseen maps with NavRL's line, how training flights end, and what the learner says, over frames."""
-    import matplotlib
-
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
-
+    plt = pyplot()
     figure, axes = plt.subplots(2, 2, figsize=(13, 8))
     unseen, flown, losses, speed = axes.flat
     names = sorted({key.split("/")[1] for row in rows for key in row if key.startswith("eval/")})
@@ -51,6 +45,38 @@ def draw_curves(path: Path, title: str, rows: Sequence[Mapping[str, float]]) -> 
         axis.set_xlabel("million frames")
         axis.legend(fontsize=8)
     figure.suptitle(title)
+    figure.tight_layout()
+    figure.savefig(path, dpi=100)
+    plt.close(figure)
+
+
+def draw_comparison(path: Path, runs: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
+    """Success on unseen maps over minutes, one panel a scenario: every run, their mean and spread, NavRL's line."""
+    plt = pyplot()
+    names = sorted({key.split("/")[1] for rows in runs.values() for row in rows for key in row if key[:5] == "eval/"})
+    columns = min(len(names), 2) or 1
+    figure, axes = plt.subplots(
+        -(-len(names) // columns) or 1, columns, figsize=(6.5 * columns, 3.6 * (-(-len(names) // columns) or 1)),
+        squeeze=False, sharex=True,
+    )  # fmt: skip
+    for axis, name in zip(axes.flat, names, strict=False):
+        lines = []
+        for rows in runs.values():
+            minutes = {row["frames"]: row["charts/minutes"] for row in rows if "charts/minutes" in row}
+            scored = [(row["frames"], row[f"eval/{name}/success"]) for row in rows if f"eval/{name}/success" in row]
+            lines.append(np.array([(minutes[at], 100 * score) for at, score in scored]).reshape(-1, 2))
+            axis.plot(*lines[-1].T, "o-", ms=2.5, lw=0.8, color="#2a9d4a", alpha=0.45)
+        if len({len(line) for line in lines}) == 1:
+            mean, spread = np.mean(lines, axis=0), np.std([line[:, 1] for line in lines], axis=0)
+            axis.plot(*mean.T, color="#14652c", lw=2, label=f"mean of {len(lines)} runs" if len(lines) > 1 else "run")
+            axis.fill_between(mean[:, 0], mean[:, 1] - spread, mean[:, 1] + spread, color="#2a9d4a", alpha=0.15)
+        if name in PUBLISHED:
+            axis.axhline(PUBLISHED[name], color="#d62728", ls="--", lw=1.2, label="NavRL's published policy")
+        axis.set(title=f"{name}: success on unseen maps, %", ylim=(0, 100))
+        axis.grid(alpha=0.3)
+        axis.legend(loc="lower right", fontsize=8)
+    for axis in axes[-1]:
+        axis.set_xlabel("minutes of training")
     figure.tight_layout()
     figure.savefig(path, dpi=100)
     plt.close(figure)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 from rich import box
@@ -76,6 +77,17 @@ def _cell(result: dict, name: str) -> str:
     return f"{value * scale:.{digits}f}±{half:.{digits}f}"
 
 
+def pyplot() -> ModuleType:
+    """matplotlib for files, loaded only when something is drawn."""
+    import matplotlib
+
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it announces its font cache
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
 def draw_flights(
     path: Path, title: str, scene: Scene, map_index: np.ndarray, trace: np.ndarray, outcome: list[str]
 ) -> None:
@@ -83,11 +95,7 @@ def draw_flights(
 
     `trace` is (n, T, 3). Moving obstacles are drawn where they start.
     """
-    import matplotlib
-
-    logging.getLogger("matplotlib").setLevel(logging.WARNING)  # it announces its font cache
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    plt = pyplot()
     from matplotlib.collections import LineCollection, PatchCollection
     from matplotlib.lines import Line2D
     from matplotlib.patches import Circle, Rectangle

@@ -147,7 +147,7 @@ class NavigationEnv(EnvBase):
         self._start, self._yaw = zeros(n, 3), zeros(n)
         self._start_map = zeros(n, dtype=torch.int32)
         self._nearest = zeros(n, NEAREST, dtype=torch.int32)
-        self._static_log, self._moving_log, self._danger = zeros(n), zeros(n), zeros(n)
+        self._static_log, self._moving_log = zeros(n), zeros(n)
 
         azimuths, elevations = self.simulator.settings.lidar.shape
         self._shapes = {
@@ -182,7 +182,7 @@ class NavigationEnv(EnvBase):
         self._begin = Recorded(kernels.begin, self.num_envs, inputs, self.device)
 
         moving = [sim.moving_position, sim.moving_velocity, sim.moving_size, constant(scene.moving_count)]
-        logs = [self._static_log, self._moving_log, self._danger]
+        logs = [self._static_log, self._moving_log]
 
         def observe(first: int, size: int, drones: torch.Tensor) -> Recorded:
             seen = [position, velocity, sim.lidar, sim.map_index, *moving, goal, ahead, self._nearest, *logs]
@@ -208,7 +208,6 @@ class NavigationEnv(EnvBase):
         rules = kernels.Rules()
         rules.lidar_range = sim.lidar.range
         rules.goal_radius = task.goal_radius
-        rules.collision_radius = sim.collision_radius
         rules.floor, rules.ceiling = task.height_limits
         rules.max_steps = math.ceil(task.max_episode_length / sim.time_scale)
         rules.end_at_goal = int(task.end_at_goal)

@@ -24,10 +24,8 @@ SUCCESS, STATIC_COLLISION, DYNAMIC_COLLISION, OUT_OF_BOUNDS, TIMEOUT = range(1, 
 # Terms of the reward, each with a weight in yaml.
 TERMS = (
     "velocity", "progress", "alive", "static_clearance", "moving_clearance", "smoothness", "height", "time", "goal",
-    "collision", "proximity",
+    "collision",
 )  # fmt: skip
-
-MARGIN = wp.constant(0.6)  # m beyond the collision radius within which `proximity` is charged
 
 # Per drone and episode: the outcome as flags, then what was flown, then the weighted sum of each reward term.
 FLOWN = ("return", "length", "path_length", "straight_distance", "goal_distance")
@@ -45,7 +43,6 @@ class Rules:
 
     lidar_range: float
     goal_radius: float
-    collision_radius: float
     floor: float
     ceiling: float
     max_steps: int  # physics steps
@@ -133,20 +130,6 @@ def find_nearest(
     ...
 
 
-@wp.func_native("""
-    // The order of positive floats is the order of their bits, and a minimum of integers vectorises.
-    const signed* __restrict__ bits = (const signed*)(ranges.data + (long long)drone * count);
-    signed least = bits[0];
-    for (int e = 1; e < count; ++e) least = bits[e] < least ? bits[e] : least;
-    union { signed bits; float value; } nearest;
-    nearest.bits = least;
-    return nearest.value;
-""")
-def shortest(ranges: wp.array3d(dtype=float), drone: int, count: int) -> float:
-    """The shortest range a drone's LiDAR measures."""
-    ...
-
-
 @wp.func_native("for (int k = 0; k < count; ++k) values.data[first + k] = 0.0f;")
 def clear(values: wp.array(dtype=float), first: int, count: int): ...
 
@@ -155,13 +138,6 @@ def clear(values: wp.array(dtype=float), first: int, count: int): ...
 def to_goal_frame(v: wp.vec3, ahead: wp.vec2) -> wp.vec3:
     """x along the horizontal line from start to goal, z up."""
     return wp.vec3(ahead[0] * v[0] + ahead[1] * v[1], ahead[0] * v[1] - ahead[1] * v[0], v[2])
-
-
-@wp.func
-def closeness(gap: float, rules: Rules) -> float:
-    """0 at a safe distance to 1 at a collision, squared: what is charged as `proximity`."""
-    c = wp.clamp(1.0 - (gap - rules.collision_radius) / MARGIN, 0.0, 1.0)
-    return c * c
 
 
 @wp.func
@@ -240,7 +216,6 @@ def observe(
     nearest: wp.array2d(dtype=int),  # scratch (N, 5)
     static_log: wp.array(dtype=float),  # for the reward: mean log distance of the beams ...
     moving_log: wp.array(dtype=float),  # ... and of the near moving obstacles
-    danger: wp.array(dtype=float),  # closeness of the nearest static and the nearest moving surface
     address: wp.uint64,  # where to write: lidar, state, direction, obstacles, one after the other
 ):
     i = number_at(drones, offset + wp.tid())
@@ -269,7 +244,6 @@ def observe(
     m = map_index[i]
     at = n * (beams + STATE + DIRECTION) + i * NEAREST * OBSTACLE
     found = find_nearest(moving_position, m, moving_count[m], p[0], p[1], rules.lidar_range, i, nearest)
-    nearest_gap = float(rules.lidar_range)
     logs = float(NEAREST - found) * wp.log(rules.lidar_range)
     for r in range(found):
         j = nearest[i, r]
@@ -281,22 +255,18 @@ def observe(
             to[2] = 0.0  # a tall cylinder is at every height
         gap = wp.length(to) - 0.5 * width
         logs += wp.log(wp.clamp(gap, 1.0e-6, rules.lidar_range))
-        flat = wp.sqrt(to[0] * to[0] + to[1] * to[1])
-        over = wp.where(floating, wp.abs(to[2]) - 0.5 * height, -1.0e6)  # a cylinder can only be passed sideways
-        nearest_gap = wp.min(nearest_gap, wp.max(flat - 0.5 * width, over))
         to_g = to_goal_frame(unit(to), f)
         v_g = to_goal_frame(v, f)
         for k in range(3):
             out[at + k] = to_g[k]
             out[at + 5 + k] = v_g[k]
-        out[at + 3] = flat
+        out[at + 3] = wp.sqrt(to[0] * to[0] + to[1] * to[1])
         out[at + 4] = to[2]
         out[at + 8] = width / 0.25 - 1.0
         out[at + 9] = wp.where(floating, height, 0.0)
         at += OBSTACLE
     clear(out, at, (NEAREST - found) * OBSTACLE)
     moving_log[i] = logs / float(NEAREST)
-    danger[i] = closeness(shortest(lidar, i, beams), rules) + closeness(nearest_gap, rules)
 
 
 @wp.kernel
@@ -311,7 +281,6 @@ def judge(
     band: wp.array(dtype=wp.vec2),
     static_log: wp.array(dtype=float),
     moving_log: wp.array(dtype=float),
-    danger: wp.array(dtype=float),
     last_position: wp.array(dtype=wp.vec3),
     last_velocity: wp.array(dtype=wp.vec3),
     elapsed: wp.array(dtype=int),
@@ -381,7 +350,6 @@ def judge(
     terms[7] = -rules.decision_seconds
     terms[8] = wp.where(reached, 1.0, 0.0)
     terms[9] = wp.where(crashed and not (reached and rules.end_at_goal != 0), -1.0, 0.0)
-    terms[10] = -danger[i] * rules.decision_seconds
     last_position[i] = p
     last_velocity[i] = v
 
