@@ -50,7 +50,7 @@ class Deployed(nn.Module):
         super().__init__()
         self.policy = policy
         if isinstance(policy.encoder, NavRLEncoder):
-            policy.encoder.row_products = False
+            policy.encoder.fused = False
 
     def forward(self, state: Tensor, lidar: Tensor, direction: Tensor, dynamic_obstacle: Tensor) -> Tensor:
         return self.policy.mean_velocity(state, lidar, direction, dynamic_obstacle)

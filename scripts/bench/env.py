@@ -22,7 +22,7 @@ import psutil
 import torch
 import warp as wp
 
-from navrl.sim.runtime import start_warp
+from navrl.native.runtime import start_warp
 from navrl.sim.scene import VERTICES, Scene, generate_scene, paint_field, place_boxes
 from navrl.sim.simulator import SimSettings
 from navrl.sim.warp_engine import WarpSimulator

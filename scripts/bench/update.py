@@ -91,8 +91,8 @@ class Trainer:
 
     def __init__(self, policy: ActorCritic, settings: PPOSettings, batch: TensorDictBase) -> None:
         self.policy, self.settings, self.size = copy.deepcopy(policy), settings, batch.batch_size
-        if self.stock_convolutions and hasattr(self.policy.encoder, "row_products"):
-            self.policy.encoder.row_products = False
+        if self.stock_convolutions and hasattr(self.policy.encoder, "fused"):
+            self.policy.encoder.fused = False
         self.columns = to_rows(policy, to_tensordict(batch)).shape[-1]
         self.build(settings)
 

@@ -8,8 +8,8 @@ import torch
 import warp as wp
 
 from conftest import place
+from navrl.native.runtime import start_warp
 from navrl.sim.quadrotor import GRAVITY, MODELS, Airframe, Body, Wrench, airframe, integrate
-from navrl.sim.runtime import start_warp
 
 DT = 0.016
 DRONE = MODELS["Hummingbird"]

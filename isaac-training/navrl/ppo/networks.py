@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from navrl.ppo.row_convolution import RowConvolution
+from navrl.ppo.lidar_convolution import lidar_convolution, supports
 
 STATE, OBSTACLE = 8, 10  # numbers of the state, and of one moving obstacle
 ACTIONS = 3
@@ -43,9 +43,11 @@ class NavRLEncoder(nn.Module):
         self.obstacles = nn.Sequential(*_layers(50, 128, 64))
         self.fuse = nn.Sequential(*_layers(128 + 64 + 8, 256, 256))
 
-        self.row_products = True  # on a CPU; False: always nn.Conv2d, which is also what is exported
-        convolutions = (self.lidar[0], self.lidar[2], self.lidar[4])
-        self.rows = nn.ModuleList(RowConvolution(layer, e) for layer, e in zip(convolutions, (4, 4, 4), strict=True))
+        self.fused = True  # convolve with our CPU kernel where it fits; False: always nn.Conv2d, as in exported files
+
+    @property
+    def convolutions(self) -> list[nn.Conv2d]:
+        return [self.lidar[0], self.lidar[2], self.lidar[4]]
 
     def prepare(self, state: Tensor, lidar: Tensor, dynamic_obstacle: Tensor) -> Tensor:
         """state (B, 8), lidar (B, 1, 36, 4) as range - distance, dynamic_obstacle (B, 1, 5, 10) to (B, 202)."""
@@ -57,15 +59,9 @@ class NavRLEncoder(nn.Module):
         return self.fuse(torch.cat([self._see(lidar), self.obstacles(obstacles), state], dim=-1))
 
     def _see(self, lidar: Tensor) -> Tensor:
-        if lidar.is_cuda or not self.row_products:
-            return self.lidar(lidar.view(-1, 1, 36, 4))
-        x = lidar.unflatten(1, (36, 4))
-        for layer in self.rows:
-            x = functional.elu(layer(x))
-        linear, norm = self.lidar[7], self.lidar[8]
-        # Rows are [azimuth][elevation][channel]; the layer's columns are [channel][azimuth][elevation].
-        weight = linear.weight.view(128, 16, 9, 2).permute(0, 2, 3, 1).reshape(128, 288)
-        return norm(functional.linear(x.flatten(1), weight, linear.bias))
+        if self.fused and supports(self.convolutions):
+            return self.lidar[7:](lidar_convolution(lidar, self.convolutions))
+        return self.lidar(lidar.reshape(-1, 1, 36, 4))
 
 
 def _layers(*sizes: int) -> list[nn.Module]:

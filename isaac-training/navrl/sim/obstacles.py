@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import warp as wp
 
-from navrl.sim.runtime import FORWARD_ONLY
+from navrl.native.runtime import FORWARD_ONLY
 from navrl.sim.scene import CEILING, CYLINDER_HEIGHT, MAP_HALF
 
 wp.set_module_options(FORWARD_ONLY)

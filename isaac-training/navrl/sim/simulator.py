@@ -8,7 +8,7 @@ from typing import Protocol, runtime_checkable
 
 import torch
 
-from navrl.sim.launch import Recorded
+from navrl.native.launch import Recorded
 from navrl.sim.lidar import LidarSpec
 from navrl.sim.scene import Scene
 

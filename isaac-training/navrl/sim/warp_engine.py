@@ -9,11 +9,11 @@ import numpy as np
 import torch
 import warp as wp
 
-from navrl.sim.launch import Recorded, Team, number_at
+from navrl.native.launch import Recorded, Team, number_at
+from navrl.native.runtime import FORWARD_ONLY, start_warp
 from navrl.sim.lidar import bucket_boxes, lidar_functions
 from navrl.sim.obstacles import REDRAW_SECONDS, move_obstacles
 from navrl.sim.quadrotor import MODELS, Airframe, Body, airframe, controlled_wrench, integrate
-from navrl.sim.runtime import FORWARD_ONLY, start_warp
 from navrl.sim.scene import Scene
 from navrl.sim.simulator import SimSettings
 

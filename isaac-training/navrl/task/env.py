@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from navrl.sim.launch import Recorded
+from navrl.native.launch import Recorded
 from navrl.sim.simulator import Simulator
 from navrl.task import kernels
 from navrl.task.kernels import DIRECTION, NEAREST, OBSTACLE, STAT_COUNT, STATE, STATS, TERMS

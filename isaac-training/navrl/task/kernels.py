@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import warp as wp
 
-from navrl.sim.launch import number_at
-from navrl.sim.runtime import FORWARD_ONLY
+from navrl.native.launch import number_at
+from navrl.native.runtime import FORWARD_ONLY
 
 wp.set_module_options(FORWARD_ONLY)
 

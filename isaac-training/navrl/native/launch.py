@@ -16,7 +16,7 @@ import numpy as np
 import torch
 import warp as wp
 
-from navrl.sim.runtime import FORWARD_ONLY
+from navrl.native.runtime import FORWARD_ONLY
 
 SLICE_FLOOR = 32  # drones; a second thread does not pay for less
 

@@ -1,0 +1,1 @@
+"""Compiled Warp kernels, called fast and shared out over the cores."""
