@@ -332,7 +332,6 @@ def ppo_settings(cfg: DictConfig) -> PPOSettings:
         anneal=number(cfg, "algo.anneal", 0.0, 1.0),
         averaging=number(cfg, "algo.averaging", 0.0, 0.99999),
         amp=amp,
-        compile=switch(cfg, "algo.compile"),
     )
 
 

@@ -144,6 +144,16 @@ def test_a_run_directory_that_cannot_be_written(tmp_path) -> None:
     assert done.stderr.startswith("error: hydra.run.dir=file/run")
 
 
+def test_infinity_stops_the_run_and_can_be_replayed(tmp_path) -> None:
+    done = run("reward.progress=1e38", "logger=none", cwd=tmp_path)
+    assert done.returncode == 1
+    (line,) = done.stderr.strip().splitlines()
+    assert line.startswith("error: iteration ") and "is not finite" in line
+    (saved,) = tmp_path.glob("runs/*/*/not_finite.pt")
+    again = run(str(saved), cwd=tmp_path, script="replay", small=False)
+    assert again.returncode == 0 and "again: " in again.stdout, again.stdout + again.stderr
+
+
 def test_wandb_online_without_network_goes_on_offline(tmp_path) -> None:
     done = run("max_frame_num=128", "wandb.mode=online", cwd=tmp_path)
     assert done.returncode == 0, done.stderr

@@ -151,6 +151,14 @@ def test_state_goes_on_to_the_bit(make_ppo, collect) -> None:
     assert ppo.rate_scale == other.rate_scale
 
 
+def test_bfloat16_products_learn_nearly_the_same(make_ppo, collect) -> None:
+    plain, mixed = make_ppo(), make_ppo(amp=True)
+    batch = collect(plain)
+    a, b = plain.update(batch), mixed.update(batch)
+    for name in ("losses/policy_loss", "losses/value_loss", "losses/entropy"):
+        assert a[name] == pytest.approx(b[name], abs=0.05), name
+
+
 def test_rates(make_ppo, collect) -> None:
     ppo = make_ppo(learning_rates=(1e-3, 2e-3, 3e-3), schedule="constant", anneal=0.5)
     batch = collect(ppo)

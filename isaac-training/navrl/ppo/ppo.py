@@ -36,8 +36,7 @@ class PPOSettings:
     target_kl: float = 0.015
     anneal: float = 0.4  # last share of the run over which the rates fall to zero
     averaging: float = 0.99  # how slowly the averaged weights follow
-    amp: bool = False
-    compile: bool = False
+    amp: bool = False  # bfloat16 products
 
 
 class NotFinite(RuntimeError):
@@ -66,7 +65,6 @@ class PPO(nn.Module):
         groups = [{"params": [*p.parameters()], "lr": r} for p, r in zip(parts, settings.learning_rates, strict=True)]
         self.optimizer = torch.optim.Adam(groups, eps=1e-5, fused=True)
         self.rate_scale, self.updates = 1.0, 0
-        self._network = torch.compile(policy) if settings.compile else policy
         self._buffers_for: dict[str, Tensor] = {}
 
     # --- acting -------------------------------------------------------------------------------------------------
@@ -86,9 +84,9 @@ class PPO(nn.Module):
 
     def _forward(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         if not self.settings.amp:
-            return self._network(rows)
+            return self.policy(rows)
         with torch.autocast(self.device.type, torch.bfloat16):
-            alpha, beta, value = self._network(rows)
+            alpha, beta, value = self.policy(rows)
         return alpha.float(), beta.float(), value.float()
 
     # --- learning -----------------------------------------------------------------------------------------------
