@@ -9,7 +9,7 @@ import sys
 from pathlib import Path
 
 from navrl.monitor.curves import draw_comparison
-from navrl.monitor.metrics import CsvLogger
+from navrl.monitor.metrics import read_rows
 
 
 def main(arguments: list[str]) -> None:
@@ -20,7 +20,7 @@ def main(arguments: list[str]) -> None:
             sys.exit(f"error: {run} is not a run directory (it has no metrics.csv)")
     if not runs:
         sys.exit(__doc__)
-    draw_comparison(output, {str(run): CsvLogger(run / "metrics.csv").rows for run in runs})
+    draw_comparison(output, {str(run): read_rows(run / "metrics.csv") for run in runs})
     print(output)
 
 

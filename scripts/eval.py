@@ -6,6 +6,7 @@ python scripts/eval.py policy=straight eval.scenarios=[crossing-350-80] eval.epi
 from __future__ import annotations
 
 import json
+import logging
 from pathlib import Path
 
 import hydra
@@ -21,7 +22,8 @@ from navrl.monitor.flights import draw_flights, results_table
 from navrl.ppo.policy_file import load_policy
 from navrl.sim.simulator import SimSettings
 from navrl.task.evaluation import Evaluator, Policy, hover, random_walk, straight, summarize
-from navrl.task.kernels import OUTCOMES
+
+log = logging.getLogger("navrl")
 
 
 @hydra.main(config_path="../cfg", config_name="eval", version_base=None)
@@ -59,10 +61,9 @@ def main(cfg: DictConfig) -> None:
                 console.print(f"{scenario}: {100 * result['success']:.1f} % success")
             (run / "eval.json").write_text(json.dumps(results, indent=2) + "\n")
             if picture:
-                outcome = [OUTCOMES[o] for o in flights.outcome]
                 title = f"{Path(str(cfg.policy)).name}   {scenario}   {episodes} flights"
                 file = run / f"flights-{scenario}.png"
-                draw_flights(file, title, flights.scene, flights.map_index, flights.trace, outcome)
+                draw_flights(file, title, flights)
 
     console.print(results_table(results, f"policy={cfg.policy}, {episodes} flights a scenario, seed {seed}"))
     console.print(f"numbers and pictures: {run}")
@@ -77,12 +78,19 @@ def make_policy(cfg: DictConfig, settings: SimSettings) -> Policy:
     if not Path(name).exists():
         raise ConfigError("policy", name, f"no such file, and not one of {', '.join(simple)}")
     try:
-        network, _ = load_policy(name, float(cfg.drone.action_limit), settings.device)
+        network, known = load_policy(name, float(cfg.drone.action_limit), settings.device)
     except ValueError as error:
         raise ConfigError("policy", name, str(error)) from error
-    if settings.lidar.shape != tuple(network.encoder.beams):
-        seen = " × ".join(map(str, network.encoder.beams))
-        raise ConfigError("policy", name, f"its network sees {seen} beams, but sensor.* gives {settings.lidar.shape}")
+    lidar = settings.lidar
+    sensor = {"beams": list(lidar.shape), "lidar_range": lidar.range, "lidar_vfov": list(lidar.vfov)}
+    for key, value in sensor.items():
+        if (trained := (known["network"] | known["about"])[key]) != value:
+            raise ConfigError("policy", name, f"was trained with {key}={trained}, but sensor.* gives {value}")
+    if known["about"]["decimation"] != settings.decimation:
+        log.info(
+            "trained with a decision every %d physics steps, flown with one every %d (sim.decimation)",
+            known["about"]["decimation"], settings.decimation,
+        )  # fmt: skip
 
     def act(observation) -> torch.Tensor:
         return network.act(**observation)

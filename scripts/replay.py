@@ -6,6 +6,7 @@ python scripts/replay.py runs/<date>/<time>/not_finite.pt
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 
 import torch
 from omegaconf import OmegaConf
@@ -17,18 +18,28 @@ from navrl.ppo.ppo import PPO, NotFinite
 
 
 def main(path: str) -> int:
-    saved = torch.load(path, weights_only=True)
+    if not Path(path).is_file():
+        sys.exit(f"error: {path} does not exist or is not a file")
+    saved = torch.load(path, map_location="cpu", weights_only=True)
     cfg = OmegaConf.create(saved["config"])
-    cfg.device = "cpu"
+    print(f"iteration {saved['iteration']}: {saved['name']} was not finite")
+    on_gpu = len(saved["ppo"]["generator"]) != len(torch.Generator().get_state())
+    if on_gpu:
+        print("that was on a GPU; replayed on the CPU with other random numbers, so it may go another way")
+        saved["ppo"]["generator"] = torch.Generator().get_state()
     lidar = config.lidar_spec(cfg)
-    ppo = PPO(ActorCritic(ENCODERS[cfg.encoder](lidar.shape, lidar.range)), config.ppo_settings(cfg))
+    cfg.algo.amp = False
+    encoder = ENCODERS[cfg.encoder](lidar.shape, lidar.range)
+    ppo = PPO(ActorCritic(encoder, cfg.drone.action_limit), config.ppo_settings(cfg, "cpu"))
     ppo.load_state(saved["ppo"])
-    batch = TensorDict({}, batch_size=saved["batch_size"])
-    for key, value in saved["batch"].items():
-        batch[tuple(key.split("|"))] = value
-    print(f"iteration {saved['iteration']}, batch {list(batch.batch_size)}, {saved['name']} was not finite")
+    data = TensorDict({}, batch_size=saved["batch_size"])
+    for key, value in saved["data"].items():
+        data[tuple(key.split("|"))] = value
     try:
-        ppo.update(batch)
+        if data.ndim == 1:  # it happened while acting
+            ppo(data)
+        else:
+            ppo.update(data, saved["progress"])
     except NotFinite as error:
         print(f"again: {error.name} is not finite")
         return 0

@@ -32,11 +32,12 @@ from navrl.monitor.flights import RecentFlights, draw_flights, results_table
 from navrl.monitor.metrics import CsvLogger, Logger, TensorBoardLogger, WandbLogger, code_version
 from navrl.monitor.timers import PhaseTimers
 from navrl.ppo.networks import ENCODERS, ActorCritic
-from navrl.ppo.policy_file import load_policy, policy_content
+from navrl.ppo.policy_file import describe, load_policy, policy_content
 from navrl.ppo.ppo import PPO, NotFinite
 from navrl.sim.scene import TRAINING, generate_scene
+from navrl.sim.simulator import SimSettings
 from navrl.sim.warp_engine import WarpSimulator
-from navrl.task.env import NavigationEnv
+from navrl.task.env import NavigationEnv, TaskSettings
 from navrl.task.evaluation import Evaluator, summarize
 from navrl.task.kernels import OUTCOMES
 
@@ -45,13 +46,13 @@ from navrl.task.kernels import OUTCOMES
 @config.user_errors
 def main(cfg: DictConfig) -> None:
     # Everything the user wrote is read, and may be refused, before anything is built.
-    train, algo = config.train_settings(cfg), config.ppo_settings(cfg)
     sim_settings, task_settings = config.sim_settings(cfg), config.task_settings(cfg)
+    train, algo = config.train_settings(cfg, sim_settings), config.ppo_settings(cfg, sim_settings.device)
     scenarios = config.scenarios(cfg)
     config.check_obstacles(cfg)
     torch.manual_seed(cfg.seed)
-    policy = make_policy(cfg, train.encoder, sim_settings)
-    run = run_directory()
+    policy, value_norm = make_policy(train, sim_settings, task_settings)
+    run, version = run_directory(), code_version()
 
     # The world: many maps, a thousand drones, the task.
     print(f"drawing {cfg.env.num_maps} maps and building {sim_settings.num_envs} drones")
@@ -63,6 +64,7 @@ def main(cfg: DictConfig) -> None:
 
     # The learner, and what carries data to it.
     ppo = PPO(policy, algo, cfg.seed)
+    ppo.value_norm.load_state_dict(value_norm or ppo.value_norm.state_dict())
     collector = Collector(
         env,
         ppo,
@@ -75,11 +77,13 @@ def main(cfg: DictConfig) -> None:
     )
 
     # What the person sees.
-    loggers = make_loggers(cfg, train.logger, run)
+    loggers = make_loggers(cfg, train, run, version)
     flights, timers, disk, stop = RecentFlights(), PhaseTimers(), files.DiskGuard(), StopRequest()
     total = train.frames_per_batch * train.iterations
-    latest: dict[str, float] = {}  # scores of the last evaluation
+    scores: dict[str, float] = {}  # success on unseen maps at the last evaluation
+    scored: dict[str, int] = {}  # when that was, and over how many flights
     iteration = frames = 0
+    broken: NotFinite | None = None
 
     def log(metrics: dict[str, float]) -> None:
         with timers("log"), disk("logging"):
@@ -88,38 +92,36 @@ def main(cfg: DictConfig) -> None:
 
     def evaluate(episodes: int) -> None:
         """Fly the averaged policy on unseen maps: scores, table and picture."""
-        results = {}
-        with timers("evaluate"), disk("saving an evaluation"):
-            for scenario in scenarios:
-                flown = evaluator.fly(scenario, episodes, lambda seen: ppo.averaged.act(**seen))
-                results[str(scenario)] = summarize(flown)
-                if train.picture and scenario == scenarios[0]:
-                    title = f"{run.name}   {scenario}   after {frames / 1e6:.1f} M frames"
-                    picture = run / f"flights-{scenario}.png"
-                    outcome = [OUTCOMES[o] for o in flown.outcome]
-                    draw_flights(picture, title, flown.scene, flown.map_index, flown.trace, outcome)
+        with timers("evaluate"):
+            flown = {s: evaluator.fly(s, episodes, lambda seen: ppo.averaged.act(**seen)) for s in scenarios}
+            results = {str(scenario): summarize(flights) for scenario, flights in flown.items()}
+            scores.update({f"eval/{name}/success": result["success"] for name, result in results.items()})
+            scored.update(frames=frames, episodes=episodes)
+            with disk("saving an evaluation"):
+                (run / "eval.json").write_text(json.dumps({"frames": frames, "scenarios": results}, indent=2) + "\n")
+                if train.picture:
+                    picture = run / f"flights-{scenarios[0]}.png"
+                    title = f"{run.name}   {scenarios[0]}   after {frames / 1e6:.1f} M frames"
+                    draw_flights(picture, title, flown[scenarios[0]])
                     for logger in loggers:
                         logger.picture("flights", picture, frames)
-            latest.clear()
-            latest.update({f"eval/{name}/success": result["success"] for name, result in results.items()})
-            (run / "eval.json").write_text(json.dumps({"frames": frames, "scenarios": results}, indent=2) + "\n")
         console.say(results_table(results, f"unseen maps after {frames / 1e6:.1f} M frames, {clock(timers.elapsed)}"))
-        log(latest)
+        log(scores)
 
     def save() -> None:
         """The policy to fly, the state to go on from, and the curves so far."""
+        about = {
+            "decimation": sim_settings.decimation,
+            "dt": sim_settings.dt,
+            "lidar_vfov": list(sim_settings.lidar.vfov),
+            "frames": frames,
+            "seconds": timers.elapsed,
+            "seed": cfg.seed,
+            "commit": version,
+            "command": " ".join(["scripts/train.py", *sys.argv[1:]]),
+            "scores": scores | scored,
+        }
         with timers("save"), disk("saving"):
-            about = {
-                "decimation": sim_settings.decimation,
-                "dt": sim_settings.dt,
-                "lidar_vfov": list(sim_settings.lidar.vfov),
-                "frames": frames,
-                "seconds": timers.elapsed,
-                "seed": cfg.seed,
-                "commit": code_version(),
-                "command": " ".join(["scripts/train.py", *sys.argv[1:]]),
-                "scores": dict(latest),
-            }
             files.save(run / "policy.pt", policy_content(ppo.averaged, ppo.value_norm, train.encoder, about))
             files.save(run / "training_state.pt", {"iteration": iteration, "frames": frames, "ppo": ppo.state()})
             draw_curves(run / "curves.png", f"{run}   {clock(timers.elapsed)}", loggers[0].rows)
@@ -128,89 +130,108 @@ def main(cfg: DictConfig) -> None:
         batches = iter(collector)
         while iteration < train.iterations and not stop:
             began = time.perf_counter()
-            with timers("collect"):
-                batch = next(batches)
-            with timers("update"):
-                try:
+            try:
+                with timers("collect"):
+                    batch = next(batches)
+                with timers("update"):
                     metrics = ppo.update(batch, progress=frames / total)
-                except NotFinite as error:
-                    files.save(run / "not_finite.pt", replay_content(cfg, ppo, batch, iteration, error.name))
-                    sys.exit(
-                        f"error: iteration {iteration}: {error.name} is not finite; training stopped."
-                        f" Replay it with: python scripts/replay.py {run / 'not_finite.pt'}"
-                    )
+            except NotFinite as error:
+                broken = error
+                break
             iteration += 1
             frames += train.frames_per_batch
             ended = batch["next", "done"].squeeze(-1)
             flights.add({name: batch["next", "stats", name][ended].view(-1).cpu().numpy() for name in SHOWN})
-            speed = train.frames_per_batch / (time.perf_counter() - began)
-            metrics |= flights.means() | {"charts/SPS": speed, "charts/minutes": timers.elapsed / 60}
-            metrics["perf/memory_mb"] = psutil.Process().memory_info().rss / 1e6
+            metrics |= flights.means() | {
+                "charts/SPS": train.frames_per_batch / (time.perf_counter() - began),
+                "charts/minutes": timers.elapsed / 60,
+                "perf/memory_mb": psutil.Process().memory_info().rss / 1e6,
+            }
             log(metrics)
-            console.update(frames, frames / timers.elapsed, metrics | latest, timers.shares())
-            last = iteration == train.iterations
-            if not last and train.eval_interval and iteration % train.eval_interval == 0:
+            console.update(frames, frames / timers.elapsed, metrics | scores, timers.shares())
+            if iteration == train.iterations:
+                break
+            if train.eval_interval and iteration % train.eval_interval == 0:
                 evaluate(train.eval_episodes)
-            if not last and train.save_interval and iteration % train.save_interval == 0:
+            if train.save_interval and iteration % train.save_interval == 0:
                 save()
 
-        # The end, or Ctrl-C: save first, then show.
+        # The end, Ctrl-C or worse: save first, then show.
         save()
-        if not stop:
-            evaluate(train.final_episodes)
-            save()
-        elif not latest:
-            evaluate(min(64, train.eval_episodes))
+        if broken:
+            with disk("saving what was not finite"):
+                files.save(run / "not_finite.pt", replay_content(cfg, ppo, broken, iteration, frames / total))
+        elif not stop or not scores:
+            evaluate(min(64, train.eval_episodes) if stop else train.final_episodes)
             save()
     stop.restore()
     collector.shutdown()
     for logger in loggers:
         logger.close()
     print(
-        f"{'stopped' if stop else 'done'} after {frames / 1e6:.1f} M frames in {clock(timers.elapsed)}"
+        f"{'stopped' if stop or broken else 'done'} after {frames / 1e6:.1f} M frames in {clock(timers.elapsed)}"
         f" ({frames / timers.elapsed:,.0f} frames/s), peak memory {peak_memory_mb():,.0f} MB\n"
         f"policy, curves and pictures: {run}\n"
         f"fly it with: python scripts/eval.py policy={run / 'policy.pt'}"
     )
+    if broken:
+        print(
+            f"error: iteration {iteration}: {broken.name} is not finite; training stopped."
+            f" Replay it with: python scripts/replay.py {run / 'not_finite.pt'}", file=sys.stderr,
+        )  # fmt: skip
     if disk.failures:
         print(f"error: {disk.failures} writes to {run} failed; see the warning above", file=sys.stderr)
-    sys.exit(stop.exit_code or int(disk.failures > 0))
+    if code := stop.exit_code or int(disk.failures > 0 or broken is not None):
+        sys.exit(code)
 
 
 SHOWN = (*OUTCOMES, "return", "length")  # of flights that ended while training
 
 
-def make_policy(cfg: DictConfig, encoder: str, settings) -> ActorCritic:
-    """A new network, or one that starts from the weights of `checkpoint`."""
-    policy = ActorCritic(ENCODERS[encoder](settings.lidar.shape, settings.lidar.range), cfg.drone.action_limit)
-    if cfg.checkpoint is not None:
-        try:
-            start, _ = load_policy(cfg.checkpoint)
-            policy.load_state_dict(start.state_dict())
-        except (ValueError, RuntimeError) as error:
-            reason = str(error) if isinstance(error, ValueError) else f"is not a network of encoder={encoder}"
-            raise ConfigError("checkpoint", cfg.checkpoint, reason) from error
-    return policy.to(settings.device)
+def make_policy(
+    train: config.TrainSettings, sim: SimSettings, task: TaskSettings
+) -> tuple[ActorCritic, dict[str, torch.Tensor] | None]:
+    """A new network, or one that starts from the weights of `checkpoint`, then with its value normaliser."""
+    policy = ActorCritic(ENCODERS[train.encoder](sim.lidar.shape, sim.lidar.range), task.action_limit).to(sim.device)
+    if train.checkpoint is None:
+        return policy, None
+    try:
+        start, known = load_policy(train.checkpoint, task.action_limit)
+    except ValueError as error:
+        raise ConfigError("checkpoint", train.checkpoint, str(error)) from error
+    ours = describe(policy, train.encoder)
+    for name, value in known["network"].items():
+        if value != ours[name]:
+            raise ConfigError("checkpoint", train.checkpoint, f"has {name}={value}, but this run has {ours[name]}")
+    policy.load_state_dict(start.state_dict())
+    # NavRL's normaliser belongs to NavRL's rewards, a hundred times as large as ours.
+    return policy, known["value_norm"] if "command" in known["about"] else None
 
 
-def make_loggers(cfg: DictConfig, kind: str, run: Path) -> list[Logger]:
+def make_loggers(cfg: DictConfig, train: config.TrainSettings, run: Path, version: str) -> list[Logger]:
     """metrics.csv, and what `logger` asks for."""
     loggers: list[Logger] = [CsvLogger(run / "metrics.csv")]
-    if kind == "wandb":
-        described = OmegaConf.to_container(cfg, resolve=True) | {"code_version": code_version()}
-        wanted = {key: cfg.wandb[key] for key in ("mode", "project", "entity", "run_id")}
-        loggers.append(WandbLogger(run, described, name=cfg.wandb.name or "-".join(run.parts[-2:]), **wanted))
-    elif kind == "tensorboard":
+    if train.logger == "wandb":
+        described = OmegaConf.to_container(cfg, resolve=True) | {"code_version": version}
+        name = train.wandb["name"] or "-".join(run.parts[-2:])
+        loggers.append(WandbLogger(run, described, **train.wandb | {"name": name}))
+    elif train.logger == "tensorboard":
         loggers.append(TensorBoardLogger(run / "tensorboard"))
     return loggers
 
 
-def replay_content(cfg: DictConfig, ppo: PPO, batch, iteration: int, name: str) -> dict:
+def replay_content(cfg: DictConfig, ppo: PPO, broken: NotFinite, iteration: int, progress: float) -> dict:
     """What scripts/replay.py needs to fail in the same way."""
-    settings = OmegaConf.to_yaml(cfg, resolve=True)
-    tensors = {"|".join(key) if isinstance(key, tuple) else key: v for key, v in batch.items(True, True)}
-    state = {"config": settings, "ppo": ppo.state(), "batch": tensors, "batch_size": list(batch.batch_size)}
-    return state | {"iteration": iteration, "name": name}
+    tensors = {"|".join(key) if isinstance(key, tuple) else key: v for key, v in broken.data.items(True, True)}
+    return {
+        "config": OmegaConf.to_yaml(cfg, resolve=True),
+        "ppo": ppo.state(),
+        "data": tensors,
+        "batch_size": list(broken.data.batch_size),
+        "iteration": iteration,
+        "progress": progress,
+        "name": broken.name,
+    }
 
 
 def run_directory() -> Path:

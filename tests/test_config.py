@@ -133,7 +133,10 @@ BAD_TRAINING = {
     "eval.episodes=0": "between 1",
     "eval.scenarios=[sideways-1-1]": "crossing-350-80",
     "drone.action_limit=1.0": "algo.actor.action_limit",
-    "env.num_envs=900000": "GB available",
+    "algo.feature_extractor.dyn_obs_num=7": "leave it",
+    "checkpoint=[a]": "word",
+    "wandb.name=true": "word",
+    "wandb.run_id=a/b": "letters",
 }
 
 
@@ -142,21 +145,31 @@ def test_bad_training_values(override: str) -> None:
     key = override.partition("=")[0]
     with pytest.raises(ConfigError, match=BAD_TRAINING[override]) as error:
         cfg = read(override, name="train")
-        config.train_settings(cfg)
-        config.ppo_settings(cfg)
+        config.train_settings(cfg, config.sim_settings(cfg))
     line = str(error.value)
     assert line.startswith(f"{key}=") and "\n" not in line
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a CUDA device")
+def test_more_than_fits_into_memory() -> None:
+    cfg = read("algo.training_frame_num=100000", "max_frame_num=1e12", name="train")
+    with pytest.raises(ConfigError, match=r"env.num_envs=1024: with algo.training_frame_num=100000 .* GB available"):
+        config.train_settings(cfg, config.sim_settings(cfg))
+
+
+def test_whole_numbers_may_be_written_as_navrl_writes_them() -> None:
+    cfg = read("max_frame_num=12e8", name="train")
+    assert config.train_settings(cfg, config.sim_settings(cfg)).iterations == 12 * 10**8 // 32768
+
+
 def test_amp_needs_cuda() -> None:
     with pytest.raises(ConfigError, match="CUDA"):
-        config.ppo_settings(read("algo.amp=true", name="train"))
+        config.ppo_settings(read("algo.amp=true", name="train"), "cpu")
 
 
 def test_navrls_network_wants_navrls_beams() -> None:
     with pytest.raises(ConfigError, match="encoder=fast"):
-        config.train_settings(read("encoder=navrl", "sensor.lidar_hres=5", name="train"))
+        cfg = read("encoder=navrl", "sensor.lidar_hres=5", name="train")
+        config.train_settings(cfg, config.sim_settings(cfg))
 
 
 def test_names_a_navrl_user_types() -> None:
@@ -169,5 +182,5 @@ def test_names_a_navrl_user_types() -> None:
         "wandb.project=p", "wandb.name=n", "wandb.entity=e", "wandb.mode=offline", "wandb.run_id=x",
         "return_same_td=false", name="train",
     )  # fmt: skip
-    settings = config.train_settings(cfg)
+    settings = config.train_settings(cfg, config.sim_settings(cfg))
     assert settings.iterations == 1_000_000 // (64 * 16) and config.task_settings(cfg).action_limit == 1.0

@@ -9,6 +9,7 @@ import itertools
 import logging
 import math
 import os
+import re
 import shutil
 import sys
 from collections.abc import Callable, Sequence
@@ -58,9 +59,9 @@ def user_errors(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], No
         except KeyboardInterrupt:
             print("\ninterrupted; what was finished is in the run directory", file=sys.stderr)
             sys.exit(130)
-        except ConfigError as error:
+        except (ConfigError, OmegaConfBaseException) as error:
             _remove_fresh_run(Path(HydraConfig.get().runtime.output_dir))
-            print(f"error: {error}", file=sys.stderr)
+            print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
             sys.exit(2)
 
     return wrapped
@@ -110,6 +111,8 @@ def _remove_fresh_run(directory: Path) -> None:
 def number(cfg: DictConfig, key: str, low: float, high: float = math.inf, whole: bool = False) -> float:
     """The value at `key`, which must be a number from `low` to `high`."""
     value = _get(cfg, key)
+    if whole and isinstance(value, float) and value.is_integer():
+        value = int(value)  # 12e8, as NavRL's own configuration writes it
     kind = "a whole number" if whole else "a number"
     limits = f"of at least {low:.10g}" if high == math.inf else f"between {low:.10g} and {high:.10g}"
     right_type = isinstance(value, int if whole else Real) and not isinstance(value, bool)
@@ -161,10 +164,21 @@ def switch(cfg: DictConfig, key: str) -> bool:
     return value
 
 
+def text(cfg: DictConfig, key: str) -> str | None:
+    """The value at `key`, which must be a word, or null for none."""
+    value = _get(cfg, key)
+    if value is not None and (isinstance(value, bool) or not isinstance(value, str | int)):
+        raise ConfigError(key, value, "must be a word, or null")
+    return None if value is None else str(value)
+
+
 def _get(cfg: DictConfig, key: str) -> object:
     node: object = cfg
     for part in key.split("."):
-        node = node[part]  # type: ignore[index]
+        if not isinstance(node, DictConfig):
+            section = key.rpartition(f".{part}")[0]
+            raise ConfigError(section, node, f"must be a section with the key {part}")
+        node = node[part]
     return node
 
 
@@ -296,6 +310,7 @@ class TrainSettings:
     """How long to train, and what to do on the way."""
 
     encoder: str
+    checkpoint: str | None
     batch_steps: int  # decisions of every drone in a batch
     iterations: int
     frames_per_batch: int
@@ -308,13 +323,17 @@ class TrainSettings:
     eval_seed: int
     picture: bool
     logger: str
+    wandb: dict[str, str | None]
 
 
-def ppo_settings(cfg: DictConfig) -> PPOSettings:
+def ppo_settings(cfg: DictConfig, device: str) -> PPOSettings:
     """The section `algo`."""
     amp = switch(cfg, "algo.amp")
-    if amp and not torch.cuda.is_available():
-        raise ConfigError("algo.amp", amp, "needs a CUDA device; bfloat16 is slower than float32 on a CPU")
+    if amp and not device.startswith("cuda"):
+        raise ConfigError("algo.amp", amp, f"needs a CUDA device, this is {device}; a CPU is slower with bfloat16")
+    if number(cfg, "algo.feature_extractor.dyn_obs_num", 0, whole=True) != NEAREST:
+        seen = cfg.algo.feature_extractor.dyn_obs_num
+        raise ConfigError("algo.feature_extractor.dyn_obs_num", seen, f"the task tells of {NEAREST}; leave it there")
     parts = ("feature_extractor", "actor", "critic")
     return PPOSettings(
         epochs=int(number(cfg, "algo.training_epoch_num", 1, 100, whole=True)),
@@ -335,12 +354,12 @@ def ppo_settings(cfg: DictConfig) -> PPOSettings:
     )
 
 
-def train_settings(cfg: DictConfig) -> TrainSettings:
+def train_settings(cfg: DictConfig, sim: SimSettings) -> TrainSettings:
     """Everything about a run that is not drone, task or algorithm; also checks that the pieces fit together."""
     drones = int(number(cfg, "env.num_envs", 1, 1 << 20, whole=True))
     steps = int(number(cfg, "algo.training_frame_num", 1, 100_000, whole=True))
     frames = drones * steps
-    minibatches = ppo_settings(cfg).minibatches
+    minibatches = ppo_settings(cfg, sim.device).minibatches
     if frames % minibatches:
         raise ConfigError(
             "algo.num_minibatches", minibatches,
@@ -350,17 +369,23 @@ def train_settings(cfg: DictConfig) -> TrainSettings:
     if frames // minibatches < 2:
         raise ConfigError("algo.num_minibatches", minibatches, "leaves fewer than 2 frames a minibatch; use fewer")
     encoder = choice(cfg, "encoder", tuple(ENCODERS))
-    lidar = lidar_spec(cfg)
-    if encoder == "navrl" and lidar.shape != (36, 4):
-        raise ConfigError("encoder", encoder, f"sees 36 × 4 beams, but sensor.* gives {lidar.shape}; use encoder=fast")
+    shape = sim.lidar.shape
+    if encoder == "navrl" and shape != (36, 4):
+        raise ConfigError("encoder", encoder, f"sees 36 × 4 beams, but sensor.* gives {shape}; use encoder=fast")
     if number(cfg, "algo.actor.action_limit", 0.01, 20.0) != number(cfg, "drone.action_limit", 0.01, 20.0):
         raise ConfigError("drone.action_limit", cfg.drone.action_limit, "set algo.actor.action_limit instead")
     total = int(number(cfg, "max_frame_num", 1, 1e13, whole=True))
     if total < frames:
         raise ConfigError("max_frame_num", total, f"is less than one batch of {frames} frames")
-    wandb_mode = choice(cfg, "wandb.mode", WANDB_MODES)
+    wandb = {key: text(cfg, f"wandb.{key}") for key in ("project", "name", "entity", "run_id")}
+    wandb["mode"] = choice(cfg, "wandb.mode", WANDB_MODES)
+    for key in ("project", "run_id"):
+        if wandb[key] is not None and not re.fullmatch(r"[\w.-]{1,120}", wandb[key]):
+            raise ConfigError(f"wandb.{key}", wandb[key], "must be letters, digits, dots and dashes")
+    logger = choice(cfg, "logger", LOGGERS)
     settings = TrainSettings(
         encoder=encoder,
+        checkpoint=text(cfg, "checkpoint"),
         batch_steps=steps,
         iterations=total // frames,
         frames_per_batch=frames,
@@ -372,10 +397,11 @@ def train_settings(cfg: DictConfig) -> TrainSettings:
         eval_maps=int(number(cfg, "eval.maps", 1, MAX_EPISODES, whole=True)),
         eval_seed=seed_at(cfg, "eval.seed"),
         picture=switch(cfg, "eval.picture"),
-        logger="none" if wandb_mode == "disabled" and cfg.logger == "wandb" else choice(cfg, "logger", LOGGERS),
+        logger="none" if (logger, wandb["mode"]) == ("wandb", "disabled") else logger,
+        wandb=wandb,
     )
     scenarios(cfg)
-    _check_memory(cfg, settings, lidar)
+    _check_memory(settings, sim)
     return settings
 
 
@@ -384,19 +410,19 @@ def _nearest_divisor(number_: int, wanted: int) -> int:
     return min(divisors, key=lambda d: abs(d - wanted))
 
 
-def _check_memory(cfg: DictConfig, settings: TrainSettings, lidar: LidarSpec) -> None:
+def _check_memory(settings: TrainSettings, sim: SimSettings) -> None:
     """Say what a run will take, and refuse what does not fit."""
-    observation = math.prod(lidar.shape) + STATE + DIRECTION + NEAREST * OBSTACLE
+    observation = math.prod(sim.lidar.shape) + STATE + DIRECTION + NEAREST * OBSTACLE
     # A frame's observation is stored as seen and as seen next, all that twice while the collector stacks it, then once
     # more as network input with as much again for temporaries; the rest is the drone itself and the program.
     a_frame = 4 * observation * (8 if settings.return_same_td else 11)
-    cuda = torch.cuda.is_available() and str(cfg.device) != "cpu"
-    need = settings.frames_per_batch * a_frame + cfg.env.num_envs * 5 * 1024 + (1000e6 if cuda else 600e6)
-    have = torch.cuda.mem_get_info()[0] if cuda else psutil.virtual_memory().available
+    cuda = sim.device.startswith("cuda")
+    need = settings.frames_per_batch * a_frame + sim.num_envs * 5 * 1024 + (1000e6 if cuda else 600e6)
+    have = torch.cuda.mem_get_info(sim.device)[0] if cuda else psutil.virtual_memory().available
     log.info("memory: about %.1f GB needed, %.1f GB available", need / 1e9, have / 1e9)
     if need > have:
         raise ConfigError(
-            "env.num_envs", cfg.env.num_envs,
+            "env.num_envs", sim.num_envs,
             f"with algo.training_frame_num={settings.batch_steps} a batch needs about {need / 1e9:.1f} GB"
             f" of {have / 1e9:.1f} GB available; lower one of them",
         )  # fmt: skip

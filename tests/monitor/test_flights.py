@@ -40,7 +40,8 @@ def test_picture(tmp_path) -> None:
 
     flown = flights(np.arange(25) % 5)
     path = tmp_path / "flights.png"
-    draw_flights(path, "title", flown.scene, flown.map_index, flown.trace, [OUTCOMES[o] for o in flown.outcome])
+    draw_flights(path, "title", flown)
+    assert tuple(COLOURS) == OUTCOMES
     pixels = matplotlib.image.imread(path)[..., :3]
     for colour in COLOURS.values():
         wanted = np.array([int(colour[k : k + 2], 16) / 255 for k in (1, 3, 5)])

@@ -6,9 +6,9 @@ import pytest
 import torch
 import warp as wp
 
+from navrl.native import launch
 from navrl.native.launch import Recorded, Team, number_at
 from navrl.native.runtime import start_warp
-from navrl.sim import launch
 
 CPU = torch.device("cpu")
 

@@ -31,7 +31,9 @@ def collect(make_env, scene) -> Callable[[PPO], TensorDict]:
     """A batch of real flights, among them some that crash and some whose time runs out."""
 
     def batch(ppo: PPO, batches: int = 4, **sim) -> TensorDict:
-        env = make_env(scene, DRONES, task={"max_episode_length": 40}, decimation=4, **sim)
+        # Short flights in a narrow band of heights: many end by themselves, many by the clock.
+        task = {"max_episode_length": 40, "height_limits": (0.6, 2.4)}
+        env = make_env(scene, DRONES, task=task, decimation=4, **sim)
         collector = Collector(env, ppo, frames_per_batch=DRONES * STEPS, total_frames=-1, trust_policy=True,
                               auto_register_policy_transforms=False)  # fmt: skip
         data = iter(collector)
@@ -46,7 +48,6 @@ def test_collected_batch_knows_its_policy(make_ppo, collect) -> None:
     ppo = make_ppo()
     batch = collect(ppo)
     assert batch.batch_size == (DRONES, STEPS)
-    assert batch["next", "truncated"].any(), "the test needs flights whose time runs out"
     seen = batch["agents", "observation"]
     alpha, beta, value = ppo.policy(ppo.policy.encoder.prepare(*(seen[name].flatten(0, 1) for name in OBSERVATION)))
     log_prob = Beta(alpha, beta).log_prob(batch["unit"].flatten(0, 1)).sum(-1)
@@ -105,6 +106,7 @@ def plain_losses(ppo: PPO, batch: TensorDict) -> dict[str, torch.Tensor]:
 def test_losses_and_gradients(make_ppo, collect, encoder: str) -> None:
     ppo = make_ppo(encoder)
     batch = collect(ppo)
+    assert batch["next", "terminated"].any() and batch["next", "truncated"].any(), "both kinds of ends are in it"
     with torch.no_grad():  # the policy has moved on since, so that ratios and clips matter
         for parameter in ppo.policy.parameters():
             parameter += 0.02 * torch.randn_like(parameter)
@@ -125,8 +127,9 @@ def test_losses_and_gradients(make_ppo, collect, encoder: str) -> None:
 def test_same_seed_same_weights_whatever_the_threads(make_ppo, make_env, scene) -> None:
     def train(threads: int) -> dict[str, torch.Tensor]:
         ppo = make_ppo()
-        env = make_env(scene, DRONES, decimation=4, threads=threads)
-        collector = Collector(env, ppo, frames_per_batch=DRONES * STEPS, total_frames=DRONES * STEPS * 5,
+        env = make_env(scene, 64, decimation=4, threads=threads)
+        assert len(env._after_step) == threads, "drones are shared out over the threads"
+        collector = Collector(env, ppo, frames_per_batch=64 * STEPS, total_frames=64 * STEPS * 5,
                               trust_policy=True, auto_register_policy_transforms=False)  # fmt: skip
         for batch in collector:
             ppo.update(batch)
@@ -189,13 +192,26 @@ def test_nan_in_a_batch_is_named(make_ppo, collect, key: tuple[str, ...]) -> Non
 def test_nan_in_the_learner_is_named_and_can_be_replayed(make_ppo, collect) -> None:
     ppo = make_ppo()
     batch = collect(ppo, batches=1)
-    batch["log_prob"] -= 200.0  # a ratio of e^200 is infinite
+    ppo.update(batch)  # so that Adam has something to lose
+    batch["log_prob"][7, 3] -= 200.0  # a ratio of e^200 is infinite; it is met in some minibatch, not in the first
     before = copy.deepcopy(ppo.state())
     for _ in range(2):
-        with pytest.raises(NotFinite, match=r"losses/policy|gradient of"):
+        with pytest.raises(NotFinite, match=r"losses/|gradient of"):
             ppo.update(batch)
+        after = ppo.state()
         for name, value in before["policy"].items():
-            assert torch.equal(value, ppo.policy.state_dict()[name]), "everything is as before the update"
+            assert torch.equal(value, after["policy"][name]), "everything is as before the update"
+        for number, value in before["optimizer"]["state"].items():
+            assert torch.equal(value["exp_avg"], after["optimizer"]["state"][number]["exp_avg"])
+
+
+def test_nan_seen_while_acting_is_named(make_ppo, make_env, scene) -> None:
+    ppo = make_ppo()
+    data = make_env(scene, DRONES).reset()
+    data["agents", "observation", "state"][3, 2] = torch.nan
+    with pytest.raises(NotFinite, match="agents/observation/state") as error:
+        ppo(data)
+    assert error.value.data is data
 
 
 def test_solves_an_empty_field(make_env) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import logging
 import os
 from collections.abc import Iterator
@@ -16,14 +17,17 @@ log = logging.getLogger("navrl")
 def save(path: Path, content: dict) -> None:
     """Write plain values and tensors, readable with `torch.load(weights_only=True)`."""
     temporary = path.with_name(path.name + ".tmp")
+    buffer = io.BytesIO()  # torch turns a full disk into an error of its own; written from memory it stays an OSError
+    torch.save(content, buffer)
     try:
         with temporary.open("wb") as file:
-            torch.save(content, file)
+            file.write(buffer.getbuffer())
             file.flush()
             os.fsync(file.fileno())
         temporary.replace(path)
     except BaseException:
-        temporary.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            temporary.unlink()
         raise
 
 

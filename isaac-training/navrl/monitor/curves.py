@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from navrl.monitor.flights import COLOURS, pyplot
+from navrl.monitor.flights import COLOURS, pyplot, write_figure
 
 # Success of NavRL's published policy in our own evaluation (README): the line to beat.
 PUBLISHED = {
@@ -46,8 +46,7 @@ def draw_curves(path: Path, title: str, rows: Sequence[Mapping[str, float]]) -> 
         axis.legend(fontsize=8)
     figure.suptitle(title)
     figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    write_figure(figure, path)
 
 
 def draw_comparison(path: Path, runs: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
@@ -78,8 +77,7 @@ def draw_comparison(path: Path, runs: Mapping[str, Sequence[Mapping[str, float]]
     for axis in axes[-1]:
         axis.set_xlabel("minutes of training")
     figure.tight_layout()
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    write_figure(figure, path)
 
 
 def series(rows: Sequence[Mapping[str, float]], name: str) -> tuple[np.ndarray, np.ndarray]:

@@ -6,14 +6,18 @@ import logging
 import math
 from pathlib import Path
 from types import ModuleType
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from rich import box
 from rich.table import Table
 
-from navrl.sim.scene import BORDER, GROUND_HALF, Scene
+from navrl.sim.scene import BORDER, GROUND_HALF
 
-COLOURS = {
+if TYPE_CHECKING:
+    from navrl.task.evaluation import Flights
+
+COLOURS = {  # of outcomes, in the task's order
     "success": "#2a9d4a",
     "static_collision": "#d62728",
     "dynamic_collision": "#ff8c00",
@@ -88,14 +92,22 @@ def pyplot() -> ModuleType:
     return plt
 
 
-def draw_flights(
-    path: Path, title: str, scene: Scene, map_index: np.ndarray, trace: np.ndarray, outcome: list[str]
-) -> None:
+def write_figure(figure: Any, path: Path) -> None:
+    """Write a figure and give its memory back, even if the disk is full."""
+    try:
+        figure.savefig(path, dpi=100)
+    finally:
+        pyplot().close(figure)
+
+
+def draw_flights(path: Path, title: str, flights: Flights) -> None:
     """One panel a map: obstacles from above (darker is higher), every flight coloured by how it ended.
 
-    `trace` is (n, T, 3). Moving obstacles are drawn where they start.
+    Moving obstacles are drawn where they start.
     """
     plt = pyplot()
+    scene, map_index, trace = flights.scene, flights.map_index, flights.trace
+    outcome = [tuple(COLOURS)[index] for index in flights.outcome]
     from matplotlib.collections import LineCollection, PatchCollection
     from matplotlib.lines import Line2D
     from matplotlib.patches import Circle, Rectangle
@@ -136,5 +148,4 @@ def draw_flights(
     figure.suptitle(title, y=1 - 0.08 * head, fontsize=15)
     figure.legend(handles=legend, loc="upper center", ncols=6, bbox_to_anchor=(0.5, 1 - 0.45 * head), frameon=False)
     figure.subplots_adjust(left=0.005, right=0.995, bottom=0.005, top=1 - head, wspace=0.02, hspace=0.02)
-    figure.savefig(path, dpi=100)
-    plt.close(figure)
+    write_figure(figure, path)

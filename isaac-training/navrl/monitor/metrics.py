@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import logging
 import os
@@ -27,33 +28,43 @@ class CsvLogger:
     def __init__(self, path: Path) -> None:
         self.path = path
         self.rows: list[dict[str, float]] = []
-        self.columns: list[str] = []
-        if path.exists():  # a run that goes on
-            with path.open(newline="") as file:
-                self.rows = [{k: float(v) for k, v in row.items() if v} for row in csv.DictReader(file)]
-            self.columns = list(dict.fromkeys(key for row in self.rows for key in row))
+        self._columns: list[str] | None = None  # of the file; None: it has to be written anew
 
     def log(self, metrics: Mapping[str, float], frames: int) -> None:
-        row = {"frames": frames, **metrics}
-        new = [key for key in row if key not in self.columns]
-        self.columns += new
-        self.rows.append(row)
-        if new:
-            temporary = self.path.with_suffix(".csv.tmp")
+        self.rows.append({"frames": frames, **metrics})
+        columns, self._columns = self._columns, None  # a write that fails leaves a file not to be trusted
+        if columns and set(self.rows[-1]) <= set(columns):
+            with self.path.open("a", newline="") as file:
+                csv.DictWriter(file, columns).writerow(self.rows[-1])
+        else:
+            columns = list(dict.fromkeys(key for row in self.rows for key in row))
+            self._write_all(columns)
+        self._columns = columns
+
+    def _write_all(self, columns: list[str]) -> None:
+        temporary = self.path.with_suffix(".csv.tmp")
+        try:
             with temporary.open("w", newline="") as file:
-                writer = csv.DictWriter(file, self.columns)
+                writer = csv.DictWriter(file, columns)
                 writer.writeheader()
                 writer.writerows(self.rows)
             temporary.replace(self.path)
-        else:
-            with self.path.open("a", newline="") as file:
-                csv.DictWriter(file, self.columns).writerow(row)
+        except OSError:
+            with contextlib.suppress(OSError):
+                temporary.unlink()
+            raise
 
     def picture(self, name: str, path: Path, frames: int) -> None:
         """Pictures are already in the run directory."""
 
     def close(self) -> None:
         """Every row is on disk already."""
+
+
+def read_rows(path: Path) -> list[dict[str, float]]:
+    """The rows of a metrics.csv."""
+    with path.open(newline="") as file:
+        return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
 
 
 class TensorBoardLogger:
@@ -97,6 +108,8 @@ class WandbLogger:
         if run_id:
             wanted["resume"] = "allow"
         try:
+            if mode == "online" and not wandb.api.api_key:  # wandb would ask for one and wait
+                raise RuntimeError("no API key; set WANDB_API_KEY or run wandb login")
             self.run = wandb.init(**wanted, config=config, mode=mode, settings=wandb.Settings(init_timeout=20))
         except Exception as error:  # no key, no network, no such entity: wandb has a class of its own for each
             if mode != "online":
@@ -104,15 +117,16 @@ class WandbLogger:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             log.warning("wandb.mode=online: %s; logging offline, upload later with: wandb sync %s", reason, directory)
             self.run = wandb.init(**wanted, config=config, mode="offline")
-        self.id = self.run.id
+        # Frames are the x axis, not wandb's own step: that may only rise, and a run that is gone on with may repeat.
+        self.run.define_metric("*", step_metric="frames")
 
     def log(self, metrics: Mapping[str, float], frames: int) -> None:
-        self.run.log(dict(metrics), step=frames)
+        self.run.log({"frames": frames, **metrics})
 
     def picture(self, name: str, path: Path, frames: int) -> None:
         import wandb
 
-        self.run.log({name: wandb.Image(str(path))}, step=frames)
+        self.run.log({"frames": frames, name: wandb.Image(str(path))})
 
     def close(self) -> None:
         self.run.finish()

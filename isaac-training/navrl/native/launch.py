@@ -124,9 +124,9 @@ class Team:
         alone = device.type != "cpu" or _openmp() is None
         self.size = 1 if alone else threads or torch.get_num_threads()
 
-    def slices(self, total: int) -> list[tuple[int, int]]:
-        """(first, size) of near-equal shares of `total` drones, one a thread."""
-        parts = max(1, min(self.size, total // SLICE_FLOOR))
+    def slices(self, total: int, least: int = SLICE_FLOOR) -> list[tuple[int, int]]:
+        """(first, size) of near-equal shares of `total` drones (or other things), one a thread, none below `least`."""
+        parts = max(1, min(self.size, total // least))
         edges = [total * k // parts for k in range(parts + 1)]
         return [(a, b - a) for a, b in itertools.pairwise(edges)]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 
 import torch
 import warp as wp
@@ -12,8 +13,9 @@ import warp as wp
 FORWARD_ONLY = {"enable_backward": False}
 
 
+@cache
 def start_warp() -> None:
-    """Initialise Warp once; further calls cost nothing."""
+    """Initialise Warp; further calls cost nothing."""
     wp.config.log_level = wp.LOG_WARNING
     if torch.cuda.is_available():
         wp.init()

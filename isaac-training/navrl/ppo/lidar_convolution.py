@@ -8,7 +8,8 @@ weights from `nn.Conv2d` layers, which are also what it must agree with and what
 
 from __future__ import annotations
 
-from functools import cache
+import logging
+from functools import cache, lru_cache
 
 import torch
 import warp as wp
@@ -18,6 +19,8 @@ from navrl.native.launch import Recorded, Team
 from navrl.native.runtime import FORWARD_ONLY, start_warp
 
 wp.set_module_options(FORWARD_ONLY)
+
+log = logging.getLogger("navrl")
 
 LANES = 16  # images side by side
 KERNEL, PADDING = (5, 3), (2, 1)
@@ -91,7 +94,7 @@ def separate(source: wp.uint64, count: int, pixels: int, target: wp.uint64): ...
         union { signed bits; float value; } power;
         power.bits = ((signed)n + 127) << 23;
         const float low = p * power.value - 1.0f;
-        z[i] = z[i] > 0.0f ? z[i] : low;
+        z[i] = z[i] <= 0.0f ? low : z[i]; // NaN stays NaN
     }
 """)
 def convolve(
@@ -196,23 +199,29 @@ def at(address: wp.uint64, floats: int) -> wp.uint64:
     return address + wp.uint64(4) * wp.uint64(floats)
 
 
+@wp.func
+def row(address: wp.uint64, index: int, floats: int) -> wp.uint64:
+    """Where row `index` of so many floats begins; in 64 bits, because a million images are more than 2^31 floats."""
+    return address + wp.uint64(4) * wp.uint64(index) * wp.uint64(floats)
+
+
 @wp.kernel
 def forward_blocks(
     first: int, total: int, images: wp.uint64, stride: int, weights: wp.uint64, kept: wp.uint64, out: wp.uint64,
 ):  # fmt: skip
     block = first + wp.tid()
     count = wp.min(LANES, total - block * LANES)
-    x0 = at(kept, block * LANES * KEPT)
+    x0 = row(kept, block, LANES * KEPT)
     x1 = at(x0, LANES * (36 * 4))
     x2 = at(x1, LANES * (4 * 36 * 4))
     x3 = at(x2, LANES * (16 * 18 * 4))
     w2 = at(weights, 4 * 16)
     w3 = at(w2, 16 * 61)
-    interleave(at(images, block * LANES * stride), stride, count, 36 * 4, x0)
+    interleave(row(images, block * LANES, stride), stride, count, 36 * 4, x0)
     convolve(x0, x1, weights, 1, 4, 36, 4, 1, 1)
     convolve(x1, x2, w2, 4, 16, 36, 4, 2, 1)
     convolve(x2, x3, w3, 16, 16, 18, 4, 2, 2)
-    separate(x3, count, 16 * 9 * 2, at(out, block * LANES * (16 * 9 * 2)))
+    separate(x3, count, 16 * 9 * 2, row(out, block * LANES, 16 * 9 * 2))
 
 
 @wp.kernel
@@ -221,7 +230,7 @@ def backward_blocks(
 ):  # fmt: skip
     block = first + wp.tid()
     count = wp.min(LANES, total - block * LANES)
-    x0 = at(kept, block * LANES * KEPT)
+    x0 = row(kept, block, LANES * KEPT)
     x1 = at(x0, LANES * (36 * 4))
     x2 = at(x1, LANES * (4 * 36 * 4))
     x3 = at(x2, LANES * (16 * 18 * 4))
@@ -230,7 +239,7 @@ def backward_blocks(
     g3 = at(g2, LANES * (16 * 18 * 4))
     s2 = at(sums, 4 * 16)
     s3 = at(s2, 16 * 61)
-    interleave(at(grad, block * LANES * (16 * 9 * 2)), 16 * 9 * 2, count, 16 * 9 * 2, g3)
+    interleave(row(grad, block * LANES, 16 * 9 * 2), 16 * 9 * 2, count, 16 * 9 * 2, g3)
     elu_backward(x3, 16 * 9 * 2, g3)
     weight_gradient(x2, g3, s3, 16, 16, 18, 4, 2, 2)
     input_gradient(g3, g2, at(weights, 4 * 16 * 15), 16, 16, 18, 4, 2, 2)
@@ -251,7 +260,7 @@ class _Shared:
         start_warp()
         cpu = torch.device("cpu")
         self.team = Team(cpu)
-        self.slices = self.team.slices(blocks)
+        self.slices = self.team.slices(blocks, least=2)
         numbers = len(kernel.adj.args) - 1
         self.launches = [Recorded(kernel, size, [first] + [0] * numbers, cpu) for first, size in self.slices]
         self.prepared = self.team.prepare([[launch] for launch in self.launches])
@@ -264,7 +273,7 @@ class _Shared:
         self.team.run([[launch] for launch in self.launches], self.prepared)
 
 
-@cache
+@lru_cache(maxsize=256)
 def _shared(kernel: wp.Kernel, blocks: int, threads: int) -> _Shared:
     del threads  # part of the key: torch may be told to use another number
     return _Shared(kernel, blocks)
@@ -274,7 +283,20 @@ def supports(layers: list[nn.Conv2d]) -> bool:
     """Whether `lidar_convolution` computes what these layers with ELUs do."""
     wanted = [(inputs, outputs, KERNEL, (down, across), PADDING) for inputs, outputs, _, _, down, across in LAYERS]
     given = [(c.in_channels, c.out_channels, c.kernel_size, c.stride, c.padding) for c in layers]
-    return given == wanted and all(c.weight.device.type == "cpu" and c.weight.dtype == torch.float32 for c in layers)
+    fits = given == wanted and all(c.weight.device.type == "cpu" and c.weight.dtype == torch.float32 for c in layers)
+    return fits and _builds()
+
+
+@cache
+def _builds() -> bool:
+    """Whether the kernel compiles and runs here. If not, training is slower, that is all."""
+    layers = [nn.Conv2d(i, o, KERNEL, (down, across), PADDING) for i, o, _, _, down, across in LAYERS]
+    try:
+        lidar_convolution(torch.zeros(1, PIXELS[0]), layers).sum().backward()
+    except Exception as error:  # a compiler can fail in any way
+        log.warning("the fast LiDAR convolution is not available (%s); torch's own is used", error)
+        return False
+    return True
 
 
 def lidar_convolution(images: Tensor, layers: list[nn.Conv2d]) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -14,15 +15,24 @@ from navrl.ppo.networks import ACTIONS, ActorCritic
 from navrl.ppo.returns import ValueNorm, gae
 
 OBSERVATION = ("state", "lidar", "dynamic_obstacle")  # what encoders look at
+SEEN = [("agents", "observation", name) for name in OBSERVATION]
+LEARNED_FROM = [
+    *SEEN,
+    *(("next", *key) for key in SEEN),
+    ("next", "agents", "reward"),
+    ("value",),
+    ("log_prob",),
+    ("unit",),
+]
 MEASURED = ("policy", "value", "entropy", "clipped")  # per minibatch, averaged over an update
 SCHEDULES = ("adaptive", "constant")
 
 
 @dataclass(frozen=True)
 class PPOSettings:
-    """Numbers of the algorithm; `cfg/algo/ppo.yaml` says what each does."""
+    """Numbers of the algorithm; section `algo` of cfg/train.yaml says what each does."""
 
-    epochs: int = 3
+    epochs: int = 2
     minibatches: int = 16
     gamma: float = 0.98
     gae_lambda: float = 0.95
@@ -34,17 +44,17 @@ class PPOSettings:
     learning_rates: tuple[float, float, float] = (1e-3, 1e-3, 1e-3)  # encoder, actor, critic
     schedule: str = "adaptive"
     target_kl: float = 0.015
-    anneal: float = 0.4  # last share of the run over which the rates fall to zero
+    anneal: float = 0.4  # last share of the run over which the rates fall to a hundredth
     averaging: float = 0.99  # how slowly the averaged weights follow
     amp: bool = False  # bfloat16 products
 
 
 class NotFinite(RuntimeError):
-    """A tensor holds NaN or infinity. `name` says which."""
+    """A tensor holds NaN or infinity. `name` says which; `data` is what was being acted on or learned from."""
 
-    def __init__(self, name: str) -> None:
+    def __init__(self, name: str, data: TensorDictBase | None = None) -> None:
         super().__init__(name)
-        self.name = name
+        self.name, self.data = name, data
 
 
 class PPO(nn.Module):
@@ -74,6 +84,8 @@ class PPO(nn.Module):
         """Explore: add an action to `data` (N), and what the update needs to know about it."""
         seen = data["agents", "observation"]
         rows = self.policy.encoder.prepare(*(seen[name] for name in OBSERVATION))
+        if not _finite(rows.sum()):
+            check_numbers(data, SEEN)
         alpha, beta, value = self._forward(rows)
         unit = beta_policy.sample(alpha, beta, self.generator)
         data["agents", "action"] = self.policy.velocity(unit, seen["direction"])
@@ -96,17 +108,19 @@ class PPO(nn.Module):
 
         Raises `NotFinite` with everything as it was before the update, so that the same call fails again.
         """
-        check_batch(batch)
+        check_numbers(batch, LEARNED_FROM)
         before = copy.deepcopy(self.state())
-        metrics = self._learn(batch, progress)
-        if all(map(_finite, metrics.values())):
-            return metrics
-        self.load_state(before)
-        try:  # once more, looking at every step: which tensor was it?
-            self._learn(batch, progress, watch=True)
-        finally:
+        try:
+            metrics = self._learn(batch, progress)
+            broken = [name for name, value in metrics.items() if not _finite(value)]
+            if not broken:
+                return metrics
             self.load_state(before)
-        raise NotFinite("metrics")
+            self._learn(batch, progress, watch=True)  # once more, looking at every step: which tensor was it?
+            raise NotFinite(broken[0])
+        except NotFinite as error:
+            self.load_state(before)
+            raise NotFinite(error.name, batch) from None
 
     def _learn(self, batch: TensorDictBase, progress: float, watch: bool = False) -> dict[str, float]:
         s = self.settings
@@ -124,9 +138,9 @@ class PPO(nn.Module):
                 loss = parts["policy"] + s.value_weight * parts["value"] - s.entropy_weight * parts["entropy"]
                 self.optimizer.zero_grad()
                 loss.backward()
-                norm = nn.utils.clip_grad_norm_(self.policy.parameters(), s.max_grad_norm)
                 if watch:
                     self._watch(parts)
+                norm = nn.utils.clip_grad_norm_(self.policy.parameters(), s.max_grad_norm)
                 self.optimizer.step()
                 kl += parts["kl"].detach()
                 sums += torch.stack([*(parts[name].detach() for name in MEASURED), norm])
@@ -186,6 +200,8 @@ class PPO(nn.Module):
         next_value.T[ask.T] = self.value_norm.denormalize(self._forward(last)[2])
 
         advantage, returns = gae(reward, value, next_value, done, terminated, s.gamma, s.gae_lambda)
+        if not _finite(returns.square().mean()):  # what the normaliser takes in
+            raise NotFinite("returns")
         self.value_norm.update(returns)
         explained = 1.0 - float((returns - value).var() / returns.var().clamp(min=1e-8))
         unit = batch["unit"].flatten(0, 1)
@@ -235,20 +251,20 @@ class PPO(nn.Module):
 
     def load_state(self, state: dict) -> None:
         """Go on from `state()`."""
-        for name in ("policy", "averaged", "value_norm", "optimizer"):
+        for name in ("policy", "averaged", "value_norm"):
             getattr(self, name).load_state_dict(state[name])
+        # Adam would keep the very tensors it is given and go on to change them.
+        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.rate_scale, self.updates = state["rate_scale"], state["updates"]
         self.generator.set_state(state["generator"])
 
 
-def check_batch(batch: TensorDictBase) -> None:
-    """Raise `NotFinite` if a number the update reads is NaN or infinite."""
-    keys = [("agents", "observation", name) for name in OBSERVATION]
-    keys += [("next", *key) for key in keys]
-    for key in (*keys, ("next", "agents", "reward"), ("value",), ("log_prob",), ("unit",)):
-        tensor = batch.get(key)
+def check_numbers(data: TensorDictBase, keys: Sequence[tuple[str, ...]]) -> None:
+    """Raise `NotFinite` if a number under `keys` is NaN or infinite."""
+    for key in keys:
+        tensor = data.get(key)
         if not _finite(tensor.sum()) and not torch.isfinite(tensor).all():  # a sum is fast; only it may overflow
-            raise NotFinite("/".join(key))
+            raise NotFinite("/".join(key), data)
 
 
 def _finite(value: float | Tensor) -> bool:
