@@ -118,7 +118,7 @@ def main(cfg: DictConfig) -> None:
             "seconds": timers.elapsed,
             "seed": cfg.seed,
             "commit": version,
-            "command": " ".join(["scripts/train.py", *sys.argv[1:]]),
+            "command": " ".join(["scripts/train.py", *(a for a in sys.argv[1:] if not a.startswith("hydra."))]),
             "scores": scores | scored,
         }
         with timers("save"), disk("saving"):
