@@ -53,9 +53,10 @@ class Training:
     """Environment, collector and learner as in scripts/train.py: gives batches, and runs whole iterations."""
 
     def __init__(self, cfg: DictConfig, scene: Scene, encoder: str) -> None:
-        sim, train = config.sim_settings(cfg), config.train_settings(cfg)
+        sim = config.sim_settings(cfg)
+        train = config.train_settings(cfg, sim)
         self.policy = ActorCritic(ENCODERS[encoder](sim.lidar.shape, sim.lidar.range), cfg.drone.action_limit)
-        self.ppo = PPO(self.policy, config.ppo_settings(cfg), cfg.seed)
+        self.ppo = PPO(self.policy, config.ppo_settings(cfg, "cpu"), cfg.seed)
         self.collector = Collector(
             NavigationEnv(WarpSimulator(scene, sim), config.task_settings(cfg)),
             self.ppo,
@@ -458,7 +459,7 @@ def main() -> None:
     scene = generate_scene(cfg.seed, cfg.env.num_maps, static, moving, cfg.env.route, stream=TRAINING)
     trainings = {encoder: Training(cfg, scene, encoder) for encoder in ("navrl", "fast")}
     batches = {encoder: training.collect() for encoder, training in trainings.items()}
-    settings = replace(config.ppo_settings(cfg), epochs=EPOCHS, minibatches=MINIBATCHES)
+    settings = replace(config.ppo_settings(cfg, "cpu"), epochs=EPOCHS, minibatches=MINIBATCHES)
     trainers = make_trainers(trainings, batches, settings)
     best = best_times(trainers, trainings, args.rounds)
     for training in trainings.values():
@@ -489,7 +490,7 @@ def main() -> None:
     print(f"  with the default network ours is {result['ratio_default_vs_navrl']:.1f} times as fast as NavRL's update")
     print(f"matrix products reach {peak / 1e9:.0f} GFLOP/s on {threads} threads; of that ours uses")
     print(f"  {100 * used[DEFAULT]:.0f} % with the default network, {100 * used[OURS]:.0f} % with NavRL's")
-    print(f"whole iterations, collecting and {config.ppo_settings(cfg).epochs} epochs:")
+    print(f"whole iterations, collecting and {cfg.algo.training_epoch_num} epochs:")
     for name, encoder in (("default network", "fast"), ("NavRL's network", "navrl")):
         print(f"  {name:22s} {rate[f'whole {encoder}']:8,.0f} frames/s")
     rounded = {key: None if value is None else float(f"{value:.4g}") for key, value in result.items()}

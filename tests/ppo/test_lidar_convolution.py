@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from navrl.ppo.lidar_convolution import lidar_convolution, supports
+from navrl.ppo.lidar_convolution import _builds, lidar_convolution, supports
 from navrl.ppo.networks import NavRLEncoder
 
 
@@ -53,6 +53,12 @@ def test_elu_over_its_whole_range() -> None:
     elu = torch.nn.functional.elu
     expected = elu(elu(elu(x.double()))).view(64, 36, 4)[:, ::4, ::2]
     assert torch.allclose(seen.double(), expected, atol=1e-6)
+
+
+def test_asked_for_the_first_time_while_acting() -> None:
+    _builds.cache_clear()
+    with torch.no_grad():
+        assert supports(NavRLEncoder().convolutions)
 
 
 def test_only_what_it_knows() -> None:

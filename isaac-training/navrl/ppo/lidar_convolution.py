@@ -38,9 +38,8 @@ PARAMETERS = sum(outputs * (15 * inputs + 1) for inputs, outputs, *_ in LAYERS)
 @wp.func_native("""
     const float* image = (const float*)source;
     float* out = (float*)target;
-    for (int i = 0; i < 16; ++i)
-        for (int p = 0; p < pixels; ++p)
-            out[p * 16 + i] = i < count ? image[i * stride + p] : 0.0f;
+    for (int p = 0; p < pixels; ++p)
+        for (int i = 0; i < 16; ++i) out[p * 16 + i] = i < count ? image[i * stride + p] : 0.0f;
 """)
 def interleave(source: wp.uint64, stride: int, count: int, pixels: int, target: wp.uint64): ...
 
@@ -292,7 +291,8 @@ def _builds() -> bool:
     """Whether the kernel compiles and runs here. If not, training is slower, that is all."""
     layers = [nn.Conv2d(i, o, KERNEL, (down, across), PADDING) for i, o, _, _, down, across in LAYERS]
     try:
-        lidar_convolution(torch.zeros(1, PIXELS[0]), layers).sum().backward()
+        with torch.enable_grad():  # the first to ask may be acting, not learning
+            lidar_convolution(torch.zeros(1, PIXELS[0]), layers).sum().backward()
     except Exception as error:  # a compiler can fail in any way
         log.warning("the fast LiDAR convolution is not available (%s); torch's own is used", error)
         return False

@@ -67,7 +67,7 @@ class NavRLEncoder(nn.Module):
 def _layers(*sizes: int) -> list[nn.Module]:
     out: list[nn.Module] = []
     for a, b in itertools.pairwise(sizes):
-        out += [nn.Linear(a, b), nn.LeakyReLU(), nn.LayerNorm(b)]
+        out += [nn.Linear(a, b), nn.LeakyReLU(inplace=True), nn.LayerNorm(b)]
     return out
 
 
