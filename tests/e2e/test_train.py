@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import resource
 import signal
 import subprocess
 import sys
@@ -160,6 +161,22 @@ def test_infinity_stops_the_run_and_can_be_replayed(tmp_path) -> None:
     (saved,) = tmp_path.glob("runs/*/*/not_finite.pt")
     again = run(str(saved), cwd=tmp_path, script="replay", small=False)
     assert again.returncode == 0 and "again: " in again.stdout, again.stdout + again.stderr
+
+
+def test_a_disk_that_takes_no_more(tmp_path) -> None:
+    """Files may grow to 50 kB and no further: training goes on to its end, says so once, and exits with an error."""
+
+    def limit() -> None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (50_000, 50_000))
+
+    command = [sys.executable, str(ROOT / "scripts/train.py"), *SMALL, "max_frame_num=2560", "save_interval=1"]
+    done = subprocess.run([*command, "logger=none"], cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit)
+    assert done.returncode == 1, done.stderr
+    assert done.stdout.count("training goes on") == 1 and "done after 0.0 M frames" in done.stdout
+    assert "writes to" in done.stderr and "Traceback" not in done.stderr
+    (run_dir,) = tmp_path.glob("runs/*/*")
+    assert (run_dir / "metrics.csv").exists() and not (run_dir / "policy.pt").exists()
+    assert not list(run_dir.glob("*.tmp"))
 
 
 def test_wandb_online_without_network_goes_on_offline(tmp_path) -> None:
