@@ -38,7 +38,7 @@ from navrl.sim.scene import TRAINING, generate_scene
 from navrl.sim.simulator import SimSettings
 from navrl.sim.warp_engine import WarpSimulator
 from navrl.task.env import NavigationEnv, TaskSettings
-from navrl.task.evaluation import Evaluator, summarize
+from navrl.task.evaluation import Evaluator, Scenario, summarize
 from navrl.task.kernels import OUTCOMES
 
 
@@ -90,7 +90,7 @@ def main(cfg: DictConfig) -> None:
             for logger in loggers:
                 logger.log(metrics, frames)
 
-    def evaluate(episodes: int) -> None:
+    def evaluate(episodes: int, scenarios: list[Scenario] = scenarios) -> None:
         """Fly the averaged policy on unseen maps: scores, table and picture."""
         with timers("evaluate"):
             flown = {s: evaluator.fly(s, episodes, lambda seen: ppo.averaged.act(**seen)) for s in scenarios}
@@ -161,8 +161,11 @@ def main(cfg: DictConfig) -> None:
         if broken:
             with disk("saving what was not finite"):
                 files.save(run / "not_finite.pt", replay_content(cfg, ppo, broken, iteration, frames / total))
-        elif not stop or not scores:
-            evaluate(min(64, train.eval_episodes) if stop else train.final_episodes)
+        elif not stop:
+            evaluate(train.final_episodes)
+            save()
+        elif not scores:  # stopped before the first evaluation: a quick one, so that there is something to see
+            evaluate(min(64, train.eval_episodes), scenarios[:1])
             save()
     stop.restore()
     collector.shutdown()
