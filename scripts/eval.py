@@ -11,7 +11,6 @@ from pathlib import Path
 
 import hydra
 import torch
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
@@ -40,8 +39,7 @@ def main(cfg: DictConfig) -> None:
     policy = make_policy(cfg, sim_settings)
     evaluator = Evaluator(maps, seed, sim_settings, config.task_settings(cfg))
 
-    run = Path(HydraConfig.get().runtime.output_dir)
-    run = run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
+    run = config.run_directory()
     console = Console()
     if not console.is_terminal:
         console.width = 120  # nobody resizes a log file

@@ -18,7 +18,6 @@ from pathlib import Path
 import hydra
 import psutil
 import torch
-from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 from torchrl.collectors import Collector
 
@@ -52,7 +51,7 @@ def main(cfg: DictConfig) -> None:
     config.check_obstacles(cfg)
     torch.manual_seed(cfg.seed)
     policy, value_norm = make_policy(train, sim_settings, task_settings)
-    run, version = run_directory(), code_version()
+    run, version = config.run_directory(), code_version()
 
     # The world: many maps, a thousand drones, the task.
     print(f"drawing {cfg.env.num_maps} maps and building {sim_settings.num_envs} drones")
@@ -235,12 +234,6 @@ def replay_content(cfg: DictConfig, ppo: PPO, broken: NotFinite, iteration: int,
         "progress": progress,
         "name": broken.name,
     }
-
-
-def run_directory() -> Path:
-    """Hydra's, as short as it can be written."""
-    run = Path(HydraConfig.get().runtime.output_dir)
-    return run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
 
 
 def peak_memory_mb() -> float:

@@ -96,6 +96,12 @@ def _show_help(about: str, name: str) -> None:
     print(f"\n{'─' * 120}\nreward=<preset> chooses one of: {presets}")
 
 
+def run_directory() -> Path:
+    """Hydra's, as short as it can be written."""
+    run = Path(HydraConfig.get().runtime.output_dir)
+    return run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
+
+
 def _remove_fresh_run(directory: Path) -> None:
     """Hydra makes the run directory before we see the configuration; take it away if it holds nothing else."""
     saved = directory / str(HydraConfig.get().output_subdir)

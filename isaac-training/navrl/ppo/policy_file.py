@@ -44,9 +44,10 @@ def load_policy(
         encoder = ENCODERS[network["encoder"]](tuple(network["beams"]), float(network["lidar_range"]))
         policy = ActorCritic(encoder, float(network["action_limit"]))
         policy.load_state_dict(content["weights"])
+        known = {key: content[key] for key in ("network", "about", "value_norm")}
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} says it is {FORMAT} but its weights do not fit its network") from error
-    return policy.to(device).eval(), {key: content[key] for key in ("network", "about", "value_norm")}
+    return policy.to(device).eval(), known
 
 
 def _read(path: Path) -> dict:
