@@ -6,21 +6,24 @@ python scripts/replay.py runs/<date>/<time>/not_finite.pt
 from __future__ import annotations
 
 import sys
-from pathlib import Path
 
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from navrl import config
+from navrl.checkpoint.files import BadCheckpoint, load_checkpoint
 from navrl.ppo.networks import ENCODERS, ActorCritic
 from navrl.ppo.ppo import PPO, NotFinite
 
 
 def main(path: str) -> int:
-    if not Path(path).is_file():
-        sys.exit(f"error: {path} does not exist or is not a file")
-    saved = torch.load(path, map_location="cpu", weights_only=True)
+    try:
+        saved = load_checkpoint(path)
+    except BadCheckpoint as error:
+        sys.exit(f"error: {error}")
+    if "batch_size" not in saved:
+        sys.exit(f"error: {path} is not a not_finite.pt that train.py left")
     cfg = OmegaConf.create(saved["config"])
     print(f"iteration {saved['iteration']}: {saved['name']} was not finite")
     on_gpu = len(saved["ppo"]["generator"]) != len(torch.Generator().get_state())

@@ -2,7 +2,8 @@
 
 python scripts/train.py headless=True env.num_envs=1024        train with the defaults: half an hour on two cores
 python scripts/train.py max_frame_num=100_000_000 seed=1       a longer run with another seed
-python scripts/train.py encoder=navrl checkpoint=file.pt       start from NavRL's own weights
+python scripts/train.py resume=runs/2026-11-16/18-31-09        go on with a run that was stopped, to the bit
+python scripts/train.py encoder=navrl checkpoint=file.pt       a new run from NavRL's own weights
 python scripts/train.py wandb.mode=online wandb.project=drones follow the run in a browser
 
 Every key below can be given as key=value; those of a section with a dot, as in env.num_envs=64.
@@ -10,7 +11,9 @@ Every key below can be given as key=value; those of a section with a dot, as in 
 
 from __future__ import annotations
 
+import contextlib
 import json
+import signal
 import sys
 import time
 from pathlib import Path
@@ -21,17 +24,18 @@ import torch
 from omegaconf import DictConfig, OmegaConf
 from torchrl.collectors import Collector
 
-from navrl import config
-from navrl.checkpoint import files
+from navrl import config, resume
+from navrl.checkpoint.files import MANIFEST, DiskGuard, Written, write_checkpoint
+from navrl.checkpoint.saver import AsyncCheckpointSaver
 from navrl.checkpoint.stop import StopRequest
 from navrl.config import ConfigError
 from navrl.monitor.console import TrainingConsole, clock
 from navrl.monitor.curves import draw_curves
 from navrl.monitor.flights import RecentFlights, draw_flights, results_table
-from navrl.monitor.metrics import CsvLogger, Logger, TensorBoardLogger, WandbLogger, code_version
+from navrl.monitor.metrics import CsvLogger, Logger, TensorBoardLogger, WandbLogger, code_version, read_rows
 from navrl.monitor.timers import PhaseTimers
 from navrl.ppo.networks import ENCODERS, ActorCritic
-from navrl.ppo.policy_file import describe, load_policy, policy_content
+from navrl.ppo.policy_file import TRAINING_STATE, describe, load_policy, policy_content
 from navrl.ppo.ppo import PPO, NotFinite
 from navrl.sim.scene import TRAINING, generate_scene
 from navrl.sim.simulator import SimSettings
@@ -45,13 +49,17 @@ from navrl.task.kernels import OUTCOMES
 @config.user_errors
 def main(cfg: DictConfig) -> None:
     # Everything the user wrote is read, and may be refused, before anything is built.
+    resumed = resume.find(cfg)
+    cfg = resumed.cfg if resumed else cfg
     sim_settings, task_settings = config.sim_settings(cfg), config.task_settings(cfg)
     train, algo = config.train_settings(cfg, sim_settings), config.ppo_settings(cfg, sim_settings.device)
     scenarios = config.scenarios(cfg)
     config.check_obstacles(cfg)
     torch.manual_seed(cfg.seed)
     policy, value_norm = make_policy(train, sim_settings, task_settings)
-    run, version = config.run_directory(), code_version()
+    network, version = describe(policy, train.encoder), code_version()
+    files = resume.open_run(resumed, train, network)
+    run, overrides, described = files.run, resume.given_overrides(resumed), OmegaConf.to_yaml(cfg)
 
     # The world: many maps, a thousand drones, the task.
     print(f"drawing {cfg.env.num_maps} maps and building {sim_settings.num_envs} drones")
@@ -64,24 +72,38 @@ def main(cfg: DictConfig) -> None:
     # The learner, and what carries data to it.
     ppo = PPO(policy, algo, cfg.seed)
     ppo.value_norm.load_state_dict(value_norm or ppo.value_norm.state_dict())
+    if resumed and resumed.same_world:
+        env.load_state_dict(resumed.state["env"])  # the collector begins by looking at it
     collector = Collector(
         env,
         ppo,
         frames_per_batch=train.frames_per_batch,
-        total_frames=train.frames_per_batch * train.iterations,
+        total_frames=-1,  # as many as are asked for
         return_same_td=train.return_same_td,
         trust_policy=True,  # the policy is a module of ours: nothing to wrap
         track_traj_ids=False,
         auto_register_policy_transforms=False,
     )
 
-    # What the person sees.
-    loggers = make_loggers(cfg, train, run, version)
-    flights, timers, disk, stop = RecentFlights(), PhaseTimers(), files.DiskGuard(), StopRequest()
-    total = train.frames_per_batch * train.iterations
+    # Where the run is.
+    flights, timers = RecentFlights(), PhaseTimers()
     scores: dict[str, float] = {}  # success on unseen maps at the last evaluation
     scored: dict[str, int] = {}  # when that was, and over how many flights
     iteration = frames = 0
+    if resumed:
+        state = resumed.state
+        ppo.load_state(state["ppo"])  # now, because the collector tries the policy out when it is made
+        flights.load_state(state["flights"])
+        timers.load_state(state["timers"])
+        resume.set_random_state(state["random"])
+        iteration, frames, scores, scored = state["iteration"], state["frames"], state["scores"], state["scored"]
+    last = iteration + (train.total_frames - frames) // train.frames_per_batch
+    total = frames + (last - iteration) * train.frames_per_batch
+
+    # What the person sees, and what stays on disk.
+    loggers = make_loggers(cfg, train, run, version, resumed)
+    disk, stop = DiskGuard(), StopRequest()
+    saver = AsyncCheckpointSaver(train.queue_size, train.compression_level, run / MANIFEST, disk)
     broken: NotFinite | None = None
 
     def log(metrics: dict[str, float]) -> None:
@@ -89,14 +111,42 @@ def main(cfg: DictConfig) -> None:
             for logger in loggers:
                 logger.log(metrics, frames)
 
-    def evaluate(episodes: int, scenarios: list[Scenario] = scenarios) -> None:
-        """Fly the averaged policy on unseen maps: scores, table and picture."""
+    def about() -> dict:
+        """What a user of this policy must know."""
+        return {
+            "decimation": sim_settings.decimation,
+            "dt": sim_settings.dt,
+            "lidar_vfov": list(sim_settings.lidar.vfov),
+            "frames": frames,
+            "seconds": timers.elapsed,
+            "seed": cfg.seed,
+            "commit": version,
+            "command": " ".join(["scripts/train.py", *overrides]),
+            "scores": scores | scored,
+        }
+
+    def evaluate(episodes: int, scenarios: list[Scenario] = scenarios, patience: float = 0.0) -> None:
+        """Fly the averaged policy on unseen maps: scores, table and picture. A request to stop waits `patience` s."""
+
+        def give_way(*_, **__) -> None:
+            if stop and stop.seconds > patience:
+                raise InterruptedError
+
         with timers("evaluate"):
-            flown = {s: evaluator.fly(s, episodes, lambda seen: ppo.averaged.act(**seen)) for s in scenarios}
+            try:
+                flown = {
+                    s: evaluator.fly(s, episodes, lambda seen: ppo.averaged.act(**seen), give_way) for s in scenarios
+                }
+            except InterruptedError:
+                return
             results = {str(scenario): summarize(flights) for scenario, flights in flown.items()}
             scores.update({f"eval/{name}/success": result["success"] for name, result in results.items()})
             scored.update(frames=frames, episodes=episodes)
-            with disk("saving an evaluation"):
+            if train.keep.best and not patience:
+                score = sum(result["success"] for result in results.values()) / len(results)
+                content = policy_content(network, ppo.averaged.state_dict(), ppo.value_norm.state_dict(), about())
+                saver.save_async(content, files.best(iteration, score), compress=False, keep=True)
+            with disk("drawing an evaluation"):
                 (run / "eval.json").write_text(json.dumps({"frames": frames, "scenarios": results}, indent=2) + "\n")
                 if train.picture:
                     picture = run / f"flights-{scenarios[0]}.png"
@@ -106,28 +156,56 @@ def main(cfg: DictConfig) -> None:
                         logger.picture("flights", picture, frames)
         console.say(results_table(results, f"unseen maps after {frames / 1e6:.1f} M frames, {clock(timers.elapsed)}"))
         log(scores)
+        draw()
 
-    def save() -> None:
-        """The policy to fly, the state to go on from, and the curves so far."""
-        about = {
-            "decimation": sim_settings.decimation,
-            "dt": sim_settings.dt,
-            "lidar_vfov": list(sim_settings.lidar.vfov),
-            "frames": frames,
-            "seconds": timers.elapsed,
-            "seed": cfg.seed,
-            "commit": version,
-            "command": " ".join(["scripts/train.py", *(a for a in sys.argv[1:] if not a.startswith("hydra."))]),
-            "scores": scores | scored,
-        }
-        with timers("save"), disk("saving"):
-            files.save(run / "policy.pt", policy_content(ppo.averaged, ppo.value_norm, train.encoder, about))
-            files.save(run / "training_state.pt", {"iteration": iteration, "frames": frames, "ppo": ppo.state()})
+    def draw() -> None:
+        with timers("evaluate"), disk("drawing curves"):
             draw_curves(run / "curves.png", f"{run}   {clock(timers.elapsed)}", loggers[0].rows)
 
+    def state_now() -> dict:
+        """All that is needed to go on exactly from here; live tensors, which the saver copies."""
+        return {
+            "format": TRAINING_STATE,
+            "config": described,
+            "overrides": overrides,
+            "machine": resume.machine_now(),
+            "network": network,
+            "about": about(),
+            "iteration": iteration,
+            "frames": frames,
+            "ppo": ppo.state(),
+            "env": env.state_dict(),
+            "random": resume.random_state(),
+            "flights": flights.state(),
+            "timers": timers.state(),
+            "scores": scores,
+            "scored": scored,
+            "wandb_id": next((logger.run.id for logger in loggers if isinstance(logger, WandbLogger)), None),
+        }
+
+    def save(keep: bool = False) -> None:
+        nonlocal saved_at
+        with timers("save"):
+            saver.save_async(state_now(), files.state(iteration), train.compress, keep, after=keep_policy)
+        saved_at = time.monotonic()
+
+    def keep_policy(state: dict, _: Written) -> None:
+        """In the background, once a state is safe: the policy to fly, and room for the next."""
+        content = policy_content(network, state["ppo"]["averaged"], state["ppo"]["value_norm"], state["about"])
+        write_checkpoint(run / "policy.pt", content, manifest=saver.manifest)
+        if train.keep.every and state["iteration"] % train.keep.every == 0:
+            write_checkpoint(files.policy(state["iteration"]), content, manifest=saver.manifest)
+        files.prune()
+
+    def due(*intervals: int) -> bool:
+        return any(every and iteration % every == 0 for every in intervals)
+
+    saved_at = time.monotonic()
     with TrainingConsole(str(run), total) as console:
+        if resumed and due(train.eval_interval) and scored.get("frames") != frames:
+            evaluate(train.eval_episodes)  # that the stop cut short
         batches = iter(collector)
-        while iteration < train.iterations and not stop:
+        while iteration < last and not stop:
             began = time.perf_counter()
             try:
                 with timers("collect"):
@@ -148,34 +226,45 @@ def main(cfg: DictConfig) -> None:
             }
             log(metrics)
             console.update(frames, frames / timers.elapsed, metrics | scores, timers.shares())
-            if iteration == train.iterations:
+            if iteration == last or stop:
                 break
-            if train.eval_interval and iteration % train.eval_interval == 0:
+            if due(train.eval_interval):
                 evaluate(train.eval_episodes)
-            if train.save_interval and iteration % train.save_interval == 0:
+            late = train.save_minutes and time.monotonic() - saved_at > 60 * train.save_minutes
+            if late or due(train.save_interval, train.keep.every):
                 save()
 
         # The end, Ctrl-C or worse: save first, then show.
-        save()
+        save(keep=True)
         if broken:
             with disk("saving what was not finite"):
-                files.save(run / "not_finite.pt", replay_content(cfg, ppo, broken, iteration, frames / total))
+                write_checkpoint(run / "not_finite.pt", replay_content(cfg, ppo, broken, iteration, frames / total))
         elif not stop:
             evaluate(train.final_episodes)
-            save()
-        elif not scores:  # stopped before the first evaluation: a quick one, so that there is something to see
-            evaluate(min(64, train.eval_episodes), scenarios[:1])
-            save()
-    stop.restore()
+            save(keep=True)
+        elif not scores and stop.signal == signal.SIGINT:  # a person, who has not seen anything yet: a quick look
+            evaluate(min(64, train.eval_episodes), scenarios[:1], patience=5.0)
+            save(keep=True)
+        if stop or broken:
+            draw()
+    saver.shutdown()
     collector.shutdown()
     for logger in loggers:
         logger.close()
+    stop.restore()
+    now, otherwise = files.bytes_saved()
+    written = saver.get_stats()
+    files.close()
     print(
         f"{'stopped' if stop or broken else 'done'} after {frames / 1e6:.1f} M frames in {clock(timers.elapsed)}"
         f" ({frames / timers.elapsed:,.0f} frames/s), peak memory {peak_memory_mb():,.0f} MB\n"
+        f"saved {written['saved']} times, {written['dropped']} dropped, packed to {100 * written['ratio']:.0f} %;"
+        f" directory {now / 1e6:.1f} MB, {otherwise / 1e6:.1f} MB had every state been kept\n"
         f"policy, curves and pictures: {run}\n"
         f"fly it with: python scripts/eval.py policy={run / 'policy.pt'}"
     )
+    if stop or broken:
+        print(f"go on with: python scripts/train.py resume={run}")
     if broken:
         print(
             f"error: iteration {iteration}: {broken.name} is not finite; training stopped."
@@ -193,32 +282,39 @@ SHOWN = (*OUTCOMES, "return", "length")  # of flights that ended while training
 def make_policy(
     train: config.TrainSettings, sim: SimSettings, task: TaskSettings
 ) -> tuple[ActorCritic, dict[str, torch.Tensor] | None]:
-    """A new network, or one that starts from the weights of `checkpoint`, then with its value normaliser."""
+    """A new network, or one that starts from the weights of `checkpoint.file`, then with its value normaliser."""
     policy = ActorCritic(ENCODERS[train.encoder](sim.lidar.shape, sim.lidar.range), task.action_limit).to(sim.device)
-    if train.checkpoint is None:
+    if train.start_from is None:
         return policy, None
     try:
-        start, known = load_policy(train.checkpoint, task.action_limit)
+        start, known = load_policy(train.start_from, task.action_limit)
     except ValueError as error:
-        raise ConfigError("checkpoint", train.checkpoint, str(error)) from error
+        raise ConfigError("checkpoint", train.start_from, str(error)) from error
     ours = describe(policy, train.encoder)
     for name, value in known["network"].items():
         if value != ours[name]:
-            raise ConfigError("checkpoint", train.checkpoint, f"has {name}={value}, but this run has {ours[name]}")
+            raise ConfigError("checkpoint", train.start_from, f"has {name}={value}, but this run has {ours[name]}")
     policy.load_state_dict(start.state_dict())
     # NavRL's normaliser belongs to NavRL's rewards, a hundred times as large as ours.
     return policy, known["value_norm"] if "command" in known["about"] else None
 
 
-def make_loggers(cfg: DictConfig, train: config.TrainSettings, run: Path, version: str) -> list[Logger]:
-    """metrics.csv, and what `logger` asks for."""
-    loggers: list[Logger] = [CsvLogger(run / "metrics.csv")]
+def make_loggers(
+    cfg: DictConfig, train: config.TrainSettings, run: Path, version: str, resumed: resume.Resumed | None
+) -> list[Logger]:
+    """metrics.csv, and what `logger` asks for; of a run that is gone on with, where it was when it was saved."""
+    frames, rows, wandb_id = 0, [], train.wandb["run_id"]
+    if resumed:
+        frames, wandb_id = resumed.state["frames"], wandb_id or resumed.state["wandb_id"]
+        with contextlib.suppress(FileNotFoundError):
+            rows = [row for row in read_rows(resumed.history / "metrics.csv") if row["frames"] <= frames]
+    loggers: list[Logger] = [CsvLogger(run / "metrics.csv", rows)]
     if train.logger == "wandb":
         described = OmegaConf.to_container(cfg, resolve=True) | {"code_version": version}
         name = train.wandb["name"] or "-".join(run.parts[-2:])
-        loggers.append(WandbLogger(run, described, **train.wandb | {"name": name}))
+        loggers.append(WandbLogger(run, described, **train.wandb | {"name": name, "run_id": wandb_id}))
     elif train.logger == "tensorboard":
-        loggers.append(TensorBoardLogger(run / "tensorboard"))
+        loggers.append(TensorBoardLogger(run / "tensorboard", frames))
     return loggers
 
 

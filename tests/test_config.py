@@ -134,7 +134,15 @@ BAD_TRAINING = {
     "eval.scenarios=[sideways-1-1]": "crossing-350-80",
     "drone.action_limit=1.0": "algo.actor.action_limit",
     "algo.feature_extractor.dyn_obs_num=7": "leave it",
-    "checkpoint=[a]": "word",
+    "checkpoint.file=[a]": "word",
+    "checkpoint.keep_last=0": "at least 1|between 1",
+    "checkpoint.keep_every=-1": "between 0",
+    "checkpoint.keep_best=some": "whole number",
+    "checkpoint=5": "section",
+    "save_minutes=-1": "at least 0",
+    "compress_checkpoint=lz4": "true or false",
+    "save_compression_level=13": "between 0 and 12",
+    "async_checkpoint_queue_size=0": "between 1",
     "wandb.name=true": "word",
     "wandb.run_id=a/b": "letters",
 }
@@ -158,7 +166,7 @@ def test_more_than_fits_into_memory() -> None:
 
 def test_whole_numbers_may_be_written_as_navrl_writes_them() -> None:
     cfg = read("max_frame_num=12e8", name="train")
-    assert config.train_settings(cfg, config.sim_settings(cfg)).iterations == 12 * 10**8 // 32768
+    assert config.train_settings(cfg, config.sim_settings(cfg)).total_frames == 12 * 10**8
 
 
 def test_amp_needs_cuda() -> None:
@@ -180,7 +188,8 @@ def test_names_a_navrl_user_types() -> None:
         "drone.model_name=Hummingbird", "algo.training_frame_num=16", "algo.training_epoch_num=4",
         "algo.num_minibatches=8", "algo.actor.learning_rate=5e-4", "algo.actor.action_limit=1.0", "sim.dt=0.02",
         "wandb.project=p", "wandb.name=n", "wandb.entity=e", "wandb.mode=offline", "wandb.run_id=x",
-        "return_same_td=false", name="train",
+        "return_same_td=false", "compress_checkpoint=true", "save_compression_level=1",
+        "async_checkpoint_queue_size=2", name="train",
     )  # fmt: skip
     settings = config.train_settings(cfg, config.sim_settings(cfg))
-    assert settings.iterations == 1_000_000 // (64 * 16) and config.task_settings(cfg).action_limit == 1.0
+    assert settings.total_frames == 1_000_000 and config.task_settings(cfg).action_limit == 1.0

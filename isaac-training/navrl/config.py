@@ -24,6 +24,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
+from navrl.checkpoint.run_files import Retention
 from navrl.ppo.networks import ENCODERS
 from navrl.ppo.ppo import SCHEDULES, PPOSettings
 from navrl.sim.lidar import LidarSpec
@@ -60,7 +61,7 @@ def user_errors(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], No
             print("\ninterrupted; what was finished is in the run directory", file=sys.stderr)
             sys.exit(130)
         except (ConfigError, OmegaConfBaseException) as error:
-            _remove_fresh_run(Path(HydraConfig.get().runtime.output_dir))
+            remove_fresh_run()
             print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
             sys.exit(2)
 
@@ -72,6 +73,7 @@ def launch(main: Callable[[], None], about: str, name: str) -> None:
     if {"--help", "-h"} & set(sys.argv[1:]):
         _show_help(about, name)
         return
+    sys.argv[1:] = [re.sub(r"^checkpoint=", "checkpoint.file=", a) if name == "train" else a for a in sys.argv[1:]]
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let errors through to here
     try:
         main()
@@ -98,12 +100,18 @@ def _show_help(about: str, name: str) -> None:
 
 def run_directory() -> Path:
     """Hydra's, as short as it can be written."""
-    run = Path(HydraConfig.get().runtime.output_dir)
-    return run.relative_to(Path.cwd()) if run.is_relative_to(Path.cwd()) else run
+    return shortest(Path(HydraConfig.get().runtime.output_dir))
 
 
-def _remove_fresh_run(directory: Path) -> None:
+def shortest(path: Path) -> Path:
+    """The path from here, if it is below."""
+    path = Path(os.path.abspath(path))
+    return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+
+
+def remove_fresh_run() -> None:
     """Hydra makes the run directory before we see the configuration; take it away if it holds nothing else."""
+    directory = Path(HydraConfig.get().runtime.output_dir)
     saved = directory / str(HydraConfig.get().output_subdir)
     if set(directory.rglob("*")) <= {saved, *(saved / f"{name}.yaml" for name in ("config", "hydra", "overrides"))}:
         shutil.rmtree(saved, ignore_errors=True)
@@ -316,12 +324,17 @@ class TrainSettings:
     """How long to train, and what to do on the way."""
 
     encoder: str
-    checkpoint: str | None
+    start_from: str | None  # a file with weights
     batch_steps: int  # decisions of every drone in a batch
-    iterations: int
+    total_frames: int
     frames_per_batch: int
     eval_interval: int
     save_interval: int
+    save_minutes: float
+    compress: bool
+    compression_level: int
+    queue_size: int
+    keep: Retention
     return_same_td: bool
     eval_episodes: int
     final_episodes: int
@@ -391,12 +404,21 @@ def train_settings(cfg: DictConfig, sim: SimSettings) -> TrainSettings:
     logger = choice(cfg, "logger", LOGGERS)
     settings = TrainSettings(
         encoder=encoder,
-        checkpoint=text(cfg, "checkpoint"),
+        start_from=text(cfg, "checkpoint.file"),
         batch_steps=steps,
-        iterations=total // frames,
+        total_frames=total,
         frames_per_batch=frames,
         eval_interval=int(number(cfg, "eval_interval", 0, 1e9, whole=True)),
         save_interval=int(number(cfg, "save_interval", 0, 1e9, whole=True)),
+        save_minutes=number(cfg, "save_minutes", 0.0),
+        compress=switch(cfg, "compress_checkpoint"),
+        compression_level=int(number(cfg, "save_compression_level", 0, 12, whole=True)),
+        queue_size=int(number(cfg, "async_checkpoint_queue_size", 1, 1000, whole=True)),
+        keep=Retention(
+            last=int(number(cfg, "checkpoint.keep_last", 1, 1e9, whole=True)),
+            every=int(number(cfg, "checkpoint.keep_every", 0, 1e9, whole=True)),
+            best=int(number(cfg, "checkpoint.keep_best", 0, 1e9, whole=True)),
+        ),
         return_same_td=switch(cfg, "return_same_td"),
         eval_episodes=int(number(cfg, "eval.episodes", 1, MAX_EPISODES, whole=True)),
         final_episodes=int(number(cfg, "eval.final_episodes", 1, MAX_EPISODES, whole=True)),

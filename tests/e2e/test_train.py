@@ -52,7 +52,7 @@ def trained(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
 def test_a_run_leaves_everything(trained) -> None:
     run_dir, done = trained
     names = {path.name for path in run_dir.iterdir()}
-    assert {"policy.pt", "training_state.pt", "metrics.csv", "curves.png", "eval.json", "config", "wandb"} <= names
+    assert {"policy.pt", "manifest.jsonl", "metrics.csv", "curves.png", "eval.json", "config", "wandb"} <= names
     assert "flights-crossing-20-8.png" in names
     assert "frames/s" in done.stdout and "peak memory" in done.stdout and "GB needed" in done.stdout
     rows = list(csv.DictReader((run_dir / "metrics.csv").open()))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import numpy as np
 import pytest
 import torch
@@ -55,7 +57,7 @@ def test_save_and_restore_go_on_exactly(make_sim, scene) -> None:
     flight = commands(70, 260)
     for command in flight[:130]:
         sim.step(command)
-    saved = sim.state_dict()
+    saved = copy.deepcopy(sim.state_dict())
     for command in flight[130:]:
         sim.step(command)
     fresh.load_state_dict(saved)
@@ -106,7 +108,7 @@ def test_reset_of_some_leaves_the_others_alone(make_sim, scene) -> None:
 def test_reset_of_what_does_not_exist_changes_nothing(make_sim, scene) -> None:
     sim = make_sim(scene, 8)
     scatter(sim)
-    before = sim.state_dict()
+    before = copy.deepcopy(sim.state_dict())
     for drone, map_index in ((8, 0), (-1, 0), (10**8, 0), (3, scene.num_maps), (3, -1)):
         sim.reset(torch.tensor([drone]), torch.zeros(1, 3), torch.zeros(1), torch.tensor([map_index]))
         assert_same_state(before, sim.state_dict())

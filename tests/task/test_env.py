@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Iterator
 
 import pytest
@@ -226,7 +227,7 @@ def test_collision_between_decisions_is_seen(make_env, scene) -> None:
 def test_actions_that_are_no_numbers_are_reported(make_env, scene) -> None:
     env = make_env(scene, 16)
     data = env.reset()
-    before = env.state_dict()
+    before = copy.deepcopy(env.state_dict())
     for bad in (float("nan"), float("inf")):
         action = chase(data)
         action[11, 1] = bad
@@ -256,9 +257,9 @@ def test_resume_is_exact(make_env, scene) -> None:
     actions = torch.randn(400, 48, 3, generator=generator)
     for action in actions[:200]:
         _, data = advance(first, data, action + chase(data))
-    saved = first.state_dict()
+    saved = copy.deepcopy(first.state_dict())
     second.load_state_dict(saved)
-    other = second.observation()
+    other = second.reset()  # goes on instead
     assert (other["agents", "observation"] == data["agents", "observation"]).all()
     for action in actions[200:]:
         a, data = advance(first, data, action + chase(data))
@@ -267,6 +268,11 @@ def test_resume_is_exact(make_env, scene) -> None:
     one, two = first.state_dict(), second.state_dict()
     assert all(torch.equal(one[name], two[name]) for name in one)
     assert int(one["task.episode"].sum()) > 48, "some flights ended on the way"
+    second.reset()
+    assert (second.state_dict()["task.episode"] == two["task.episode"]).all(), "live tensors"
+    assert not torch.equal(
+        second.observation()["agents", "observation", "state"], data["agents", "observation", "state"]
+    )
 
 
 def test_seed_decides_starts(make_env, scene) -> None:

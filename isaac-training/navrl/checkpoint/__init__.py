@@ -1,1 +1,1 @@
-"""Files of a run: written whole or not at all."""
+"""Files of a run: saved without holding training up, written whole or not at all, checked when read."""

@@ -1,34 +1,262 @@
-"""Writing files that are never torn: under a temporary name first, then renamed."""
+"""Checkpoint files: torch's own format, in an LZ4 frame if wanted. Written whole or not at all, checked when read.
+
+`lz4 -d x.pt.lz4` and `torch.load(..., weights_only=True)` open them without this package.
+"""
 
 from __future__ import annotations
 
 import contextlib
 import io
+import json
 import logging
 import os
+import pickle
+import re
+import stat
+import time
+import zipfile
+import zlib
 from collections.abc import Iterator
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import BinaryIO
 
+import lz4.frame
+import psutil
 import torch
 
 log = logging.getLogger("navrl")
 
+PACKED = ".lz4"
+TEMPORARY = ".tmp"
+MANIFEST = "manifest.jsonl"
+LZ4_MAGIC, ZIP_MAGIC = b"\x04\x22\x4d\x18", b"PK\x03\x04"
+PIECE = 1 << 20
 
-def save(path: Path, content: dict) -> None:
-    """Write plain values and tensors, readable with `torch.load(weights_only=True)`."""
-    temporary = path.with_name(path.name + ".tmp")
-    buffer = io.BytesIO()  # torch turns a full disk into an error of its own; written from memory it stays an OSError
-    torch.save(content, buffer)
+
+class BadCheckpoint(ValueError):
+    """A file that is torn, damaged, foreign or hostile: one line that names it."""
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Written:
+    """A save, as its manifest line tells it."""
+
+    file: str
+    bytes: int  # on disk
+    raw_bytes: int  # before packing
+    crc32: str  # of the bytes on disk
+    seconds: float
+
+
+def write_checkpoint(path: Path, content: dict, level: int | None = None, manifest: Path | None = None) -> Written:
+    """Write tensors and plain values to `path`, packed with LZ4 and named `.lz4` if a `level` is given.
+
+    A reader, or a crash at any moment, meets the old file or the new one, never a part. `manifest` gets a line.
+    """
+    began = time.perf_counter()
+    path = path if level is None else path.with_name(path.name + PACKED)
+    temporary = path.with_name(path.name + TEMPORARY)
     try:
         with temporary.open("wb") as file:
-            file.write(buffer.getbuffer())
+            sink = _Sink(file, level)
+            try:
+                torch.save(content, sink)
+            except RuntimeError as error:  # how torch wraps what went wrong while writing
+                raise sink.error or error from None
+            sink.finish()
             file.flush()
             os.fsync(file.fileno())
+        name = os.path.relpath(path, manifest.parent) if manifest else path.name
+        written = Written(name, sink.bytes, sink.raw, f"{sink.crc:08x}", time.perf_counter() - began)
+        if manifest:  # before the rename: a line without its file can be told, a file without its line cannot
+            append_line(manifest, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **asdict(written)})
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
+    sync_directory(path.parent)
+    with contextlib.suppress(OSError):
+        _sibling(path).unlink()  # saved before in the other form: now out of date
+    return written
+
+
+class _Sink:
+    """What torch.save writes into: bytes are packed and passed on as they come, and nothing is held twice.
+
+    Packing, checksum and disk all work without the interpreter lock.
+    """
+
+    def __init__(self, file: BinaryIO, level: int | None) -> None:
+        self.file, self.error = file, None
+        self.raw = self.bytes = self.crc = 0
+        self.packer = None
+        if level is not None:
+            self.packer = lz4.frame.LZ4FrameCompressor(
+                compression_level=level,
+                content_checksum=True,
+                block_linked=False,
+                block_size=lz4.frame.BLOCKSIZE_MAX1MB,
+            )
+            self._put(self.packer.begin())
+
+    def write(self, data: memoryview | bytes) -> int:
+        try:
+            self._put(self.packer.compress(data) if self.packer else data)
+        except OSError as error:
+            self.error = error
+            raise
+        self.raw += len(data)
+        return len(data)
+
+    def flush(self) -> None:
+        """Flushed once, at the end."""
+
+    def finish(self) -> None:
+        if self.packer:
+            self._put(self.packer.flush())
+
+    def _put(self, data: memoryview | bytes) -> None:
+        self.crc = zlib.crc32(data, self.crc)
+        self.bytes += len(data)
+        self.file.write(data)
+
+
+def append_line(path: Path, record: dict) -> None:
+    """Add a line of JSON; a line torn by a crash before stays alone."""
+    line = json.dumps(record).encode() + b"\n"
+    with path.open("ab+") as file:
+        if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
+            line = b"\n" + line
+        file.write(line)
+
+
+def read_lines(path: Path) -> list[dict]:
+    """Lines of JSON, without those that a crash tore."""
+    out = []
+    with contextlib.suppress(FileNotFoundError):
+        for line in path.read_bytes().splitlines():
+            with contextlib.suppress(ValueError):
+                out.append(json.loads(line))
+    return out
+
+
+def sync_directory(path: Path) -> None:
+    """A rename is safe from a power cut only when its directory is on disk too."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+def load_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> dict:
+    """What was saved at `path`, with or without `.lz4`; nothing in the file is ever executed.
+
+    Raises BadCheckpoint in one line if it cannot be found, is not whole, was changed, or is something else.
+    """
+    path = Path(path)
+    with _one_line(path):
+        if not os.path.lexists(path) and os.path.lexists(_sibling(path)):
+            path = _sibling(path)
+        with _open(path) as file:
+            magic = file.read(4)
+            file.seek(0)
+            if magic == LZ4_MAGIC:
+                file = io.BytesIO(_unpack(file, path))
+            elif magic != ZIP_MAGIC:
+                raise BadCheckpoint(f"{path} is not a checkpoint (neither torch's format nor that in LZ4)")
+            _check_zip(file, path)
+            file.seek(0)
+            content = torch.load(file, map_location=device, weights_only=True)
+    if not isinstance(content, dict):
+        raise BadCheckpoint(f"{path} is not a checkpoint of this project (it holds a {type(content).__name__})")
+    return content
+
+
+def _sibling(path: Path) -> Path:
+    """The same checkpoint in its other form: x.pt and x.pt.lz4."""
+    return path.with_suffix("") if path.suffix == PACKED else path.with_name(path.name + PACKED)
+
+
+@contextlib.contextmanager
+def _one_line(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except BadCheckpoint:
+        raise
+    except FileNotFoundError:
+        raise BadCheckpoint(f"{path} does not exist") from None
+    except OSError as error:
+        raise BadCheckpoint(f"{path} cannot be read ({error.strerror or error})") from None
+    except pickle.UnpicklingError as error:
+        wanted = re.search(r"GLOBAL (\S+)|(?:global|function|class) ['`\"]?([\w.]+\.[\w.]+)", str(error))
+        name = next((group for group in wanted.groups() if group), "code") if wanted else "code"
+        raise BadCheckpoint(f"{path} asks to run {name}; a checkpoint is data, so it is refused") from None
+    except Exception as error:  # foreign bytes fail in torch, zipfile and lz4 in as many ways as there are bytes
+        raise BadCheckpoint(f"{path} is damaged ({type(error).__name__})") from None
+
+
+def _open(path: Path) -> BinaryIO:
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise BadCheckpoint(f"{path} is a directory, not a checkpoint file")
+    if not stat.S_ISREG(found.st_mode):
+        raise BadCheckpoint(f"{path} is not a regular file")
+    if not found.st_size:
+        raise BadCheckpoint(f"{path} is empty")
+    return path.open("rb")
+
+
+def _unpack(file: BinaryIO, path: Path) -> bytearray:
+    """The content of an LZ4 frame: once over it to check and count, once to keep, so that a bomb costs no memory."""
+    limit = psutil.virtual_memory().available // 2
+    size = 0
+    for piece in _pieces(file, path):
+        size += len(piece)
+        if size > limit:
+            raise BadCheckpoint(f"{path} unpacks to more than {limit / 1e9:.0f} GB, half of this machine's free memory")
+    out, end = bytearray(size), 0
+    file.seek(0)
+    for piece in _pieces(file, path):
+        out[end : end + len(piece)] = piece
+        end += len(piece)
+    return out
+
+
+def _pieces(file: BinaryIO, path: Path) -> Iterator[bytes]:
+    unpacker = lz4.frame.LZ4FrameDecompressor()
+    try:
+        while not unpacker.eof:
+            data = file.read(PIECE) if unpacker.needs_input else b""
+            if unpacker.needs_input and not data:
+                raise BadCheckpoint(f"{path} is cut off")
+            yield unpacker.decompress(data, max_length=8 * PIECE)
+    except RuntimeError as error:  # what lz4 raises, checksums included
+        raise BadCheckpoint(f"{path} is damaged ({str(error).split(': ')[-1]})") from None
+    if unpacker.unused_data or file.read(1):
+        raise BadCheckpoint(f"{path} is damaged (something was added at its end)")
+
+
+def _check_zip(file: BinaryIO, path: Path) -> None:
+    """torch does not compare the checksums in its files; and what it never packs may not unpack to more."""
+    with zipfile.ZipFile(file) as archive:
+        entries = archive.infolist()
+        stored = all(e.compress_type == zipfile.ZIP_STORED and e.file_size == e.compress_size for e in entries)
+        if not stored or sum(e.file_size for e in entries) > file.seek(0, os.SEEK_END):
+            raise BadCheckpoint(f"{path} unpacks to something else than it holds; torch writes no such file")
+        if bad := archive.testzip():
+            raise BadCheckpoint(f"{path} is damaged (checksum of {bad})")
+
+
+# --- living with a disk that fails ------------------------------------------------------------------------------
 
 
 class DiskGuard:
@@ -42,6 +270,9 @@ class DiskGuard:
         try:
             yield
         except OSError as error:
-            self.failures += 1
-            if self.failures == 1:
-                log.warning("%s failed: %s; training goes on, free some space or it will not be saved", what, error)
+            self.failed(what, error)
+
+    def failed(self, what: str, error: object) -> None:
+        self.failures += 1
+        if self.failures == 1:
+            log.warning("%s failed: %s; training goes on, free some space or it will not be saved", what, error)

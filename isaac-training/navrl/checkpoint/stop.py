@@ -2,23 +2,40 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import sys
+import time
 from types import FrameType
+
+SHOW_CURSOR = "\x1b[?25h"
 
 
 class StopRequest:
-    """True once the process was asked to stop. The second request is not caught: it ends the process at once."""
+    """True once the process was asked to stop. The second request is not waited for: it ends the process at once.
+
+    That is safe because files appear under their names only when they are whole.
+    """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self.at = 0.0
         self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        self.signal = number
-        self.restore()
+        if self.signal is not None:
+            if sys.stdout.isatty():
+                os.write(sys.stdout.fileno(), SHOW_CURSOR.encode())
+            os._exit(128 + number)
+        self.signal, self.at = number, time.monotonic()
 
     def __bool__(self) -> bool:
         return self.signal is not None
+
+    @property
+    def seconds(self) -> float:
+        """Since the request; 0 if there was none."""
+        return time.monotonic() - self.at if self.signal is not None else 0.0
 
     def restore(self) -> None:
         """Back to what signals did before."""

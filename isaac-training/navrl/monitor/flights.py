@@ -9,6 +9,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import torch
 from rich import box
 from rich.table import Table
 
@@ -49,6 +50,13 @@ class RecentFlights:
         """`ended`: one value a flight, by name."""
         for name, new in ended.items():
             self.values[name] = np.concatenate([self.values.get(name, new[:0]), new])[-self.window :]
+
+    def state(self) -> dict[str, torch.Tensor]:
+        return {name: torch.from_numpy(values) for name, values in self.values.items()}
+
+    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+        """Go on from `state()`."""
+        self.values = {name: values.numpy().copy() for name, values in state.items()}
 
     def means(self) -> dict[str, float]:
         return {f"flights/{name}": float(values.mean()) for name, values in self.values.items() if len(values)}

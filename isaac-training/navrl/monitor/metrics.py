@@ -25,9 +25,10 @@ class Logger(Protocol):
 class CsvLogger:
     """metrics.csv: one row an iteration, one column a metric; a column that appears later is added to the file."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, rows: list[dict[str, float]] | None = None) -> None:
+        """`rows`: what the file is to hold from before, if a run is gone on with."""
         self.path = path
-        self.rows: list[dict[str, float]] = []
+        self.rows: list[dict[str, float]] = rows or []
         self._columns: list[str] | None = None  # of the file; None: it has to be written anew
 
     def log(self, metrics: Mapping[str, float], frames: int) -> None:
@@ -62,18 +63,22 @@ class CsvLogger:
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics.csv."""
-    with path.open(newline="") as file:
-        return [{key: float(value) for key, value in row.items() if value} for row in csv.DictReader(file)]
+    """The rows of a metrics.csv, without one that a crash tore."""
+    whole = path.read_text().rpartition("\n")[0].splitlines()
+    rows = csv.DictReader(whole)
+    return [
+        {key: int(value) if key == "frames" else float(value) for key, value in row.items() if value} for row in rows
+    ]
 
 
 class TensorBoardLogger:
     """Event files under `directory`, for `tensorboard --logdir`."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(self, directory: Path, after: int = 0) -> None:
+        """`after`: frames up to which earlier events stand, if a run is gone on with."""
         from torch.utils.tensorboard import SummaryWriter
 
-        self.writer = SummaryWriter(str(directory))
+        self.writer = SummaryWriter(str(directory), purge_step=after + 1 if after else None)
 
     def log(self, metrics: Mapping[str, float], frames: int) -> None:
         for name, value in metrics.items():

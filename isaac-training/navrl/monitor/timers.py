@@ -23,9 +23,17 @@ class PhaseTimers:
         finally:
             self.seconds[phase] += time.perf_counter() - begin
 
+    def state(self) -> dict:
+        return {"elapsed": self.elapsed, "seconds": dict(self.seconds)}
+
+    def load_state(self, state: dict) -> None:
+        """Go on counting from `state()`."""
+        self.began = time.perf_counter() - state["elapsed"]
+        self.seconds.update(state["seconds"])
+
     @property
     def elapsed(self) -> float:
-        """Seconds since the timers were made."""
+        """Seconds of this run, those before it was gone on with included."""
         return time.perf_counter() - self.began
 
     def shares(self) -> dict[str, float]:

@@ -5,12 +5,14 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import nn
+from torch import Tensor
 
+from navrl.checkpoint.files import load_checkpoint
 from navrl.ppo import navrl_format
 from navrl.ppo.networks import ENCODERS, ActorCritic
 
 FORMAT = "navrl-policy-1"
+TRAINING_STATE = "navrl-state-1"  # what training goes on from; holds a policy and much else
 
 
 def describe(policy: ActorCritic, encoder: str) -> dict:
@@ -19,12 +21,9 @@ def describe(policy: ActorCritic, encoder: str) -> dict:
     return {"encoder": encoder, "beams": beams, "lidar_range": reach, "action_limit": float(policy.action_limit)}
 
 
-def policy_content(policy: ActorCritic, value_norm: nn.Module, encoder: str, about: dict) -> dict:
-    """What is written to a policy file. `about` holds plain values: scores, decimation, commit, ..."""
-    content = {"format": FORMAT, "network": describe(policy, encoder), "about": about}
-    for name, module in (("weights", policy), ("value_norm", value_norm)):
-        content[name] = {key: value.detach().cpu().clone() for key, value in module.state_dict().items()}
-    return content
+def policy_content(network: dict, weights: dict[str, Tensor], value_norm: dict[str, Tensor], about: dict) -> dict:
+    """What is written to a policy file. `network` as `describe` tells it; `about`: scores, decimation, commit, ..."""
+    return {"format": FORMAT, "network": network, "about": about, "weights": weights, "value_norm": value_norm}
 
 
 def load_policy(
@@ -34,7 +33,9 @@ def load_policy(
 
     `action_limit` is used for NavRL's files, which do not say. Raises ValueError in one line if it cannot be read.
     """
-    content = _read(Path(path))
+    content = load_checkpoint(path)
+    if content.get("format") == TRAINING_STATE:
+        raise ValueError(f"{path} is a training state; resume= goes on with it, and policy.pt beside it can be flown")
     if content.get("format") != FORMAT:
         policy, value_norm = navrl_format.from_navrl(content, path, action_limit)
         known = {"network": describe(policy, "navrl"), "about": navrl_format.ABOUT, "value_norm": value_norm}
@@ -48,16 +49,3 @@ def load_policy(
     except (KeyError, TypeError, ValueError, RuntimeError) as error:
         raise ValueError(f"{path} says it is {FORMAT} but its weights do not fit its network") from error
     return policy.to(device).eval(), known
-
-
-def _read(path: Path) -> dict:
-    if not path.is_file():
-        raise ValueError(f"{path} does not exist or is not a file")
-    try:
-        # weights_only: a checkpoint is data, nothing in it is ever executed.
-        content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # what torch raises on foreign bytes depends on the bytes
-        raise ValueError(f"{path} cannot be read as a checkpoint ({type(error).__name__})") from error
-    if not isinstance(content, dict):
-        raise ValueError(f"{path} is not a checkpoint of navrl or NavRL (it is not a dictionary)")
-    return content

@@ -256,7 +256,8 @@ class PPO(nn.Module):
         # Adam would keep the very tensors it is given and go on to change them.
         self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
         self.rate_scale, self.updates = state["rate_scale"], state["updates"]
-        self.generator.set_state(state["generator"])
+        if len(state["generator"]) == len(self.generator.get_state()):  # a CPU's and a GPU's differ
+            self.generator.set_state(state["generator"])
 
 
 def check_numbers(data: TensorDictBase, keys: Sequence[tuple[str, ...]]) -> None:

@@ -72,7 +72,7 @@ class Simulator(Protocol):
         """
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All that is needed to go on exactly from here; the tensors are copies."""
+        """All that is needed to go on exactly from here; the tensors are the engine's own, copy them to keep."""
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Go on from `state_dict()` of an engine with the same scene and settings."""

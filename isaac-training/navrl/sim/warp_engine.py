@@ -222,14 +222,15 @@ class WarpSimulator:
         self.team.run(self._slices, self._prepared)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        state = {name: getattr(self, name).clone() for name in self._kept}
-        state["physics_step"] = torch.tensor(self.physics_step)
-        return state
+        state = {name: getattr(self, name) for name in self._kept}
+        return state | {"physics_step": torch.tensor(self.physics_step)}
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         for name in self._kept:
             getattr(self, name).copy_(state[name])
+        self._moving_path.copy_(self.moving_position.clone().expand_as(self._moving_path))
         self.physics_step = int(state["physics_step"])
+        self.scan()  # what the LiDAR saw follows from where the drones are
 
     def close(self) -> None:
         """Nothing to give back: memory goes with the object, threads belong to torch."""
@@ -237,8 +238,8 @@ class WarpSimulator:
     # --- inside -------------------------------------------------------------------------------------------------
 
     _kept = (
-        "position", "quaternion", "velocity", "angular_velocity", "throttle", "map_index", "lidar", "trace",
-        "static_contact", "moving_contact", "moving_velocity", "_moving_goal", "_moving_path",
+        "position", "quaternion", "velocity", "angular_velocity", "throttle", "map_index", "trace", "static_contact",
+        "moving_contact", "moving_position", "moving_velocity", "_moving_goal",
     )  # fmt: skip
 
     def _make_state(self) -> None:

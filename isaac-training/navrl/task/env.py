@@ -82,6 +82,9 @@ class NavigationEnv(EnvBase):
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
+        if mask is None and self._loaded:  # whoever flies on from a loaded state begins with a reset, as always
+            self._loaded = False
+            return self.observation()
         self._begin_flights(self._everyone if mask is None else _numbers(mask))
         return self.observation()
 
@@ -102,17 +105,18 @@ class NavigationEnv(EnvBase):
     # --- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self, *_, **__) -> dict[str, torch.Tensor]:
-        """All that is needed to go on exactly from here, the simulator included."""
-        state = {f"task.{name}": getattr(self, f"_{name}").clone() for name in self._kept}
+        """All that is needed to go on exactly from here, the simulator included. Copy the tensors to keep them."""
+        state = {f"task.{name}": getattr(self, f"_{name}") for name in self._kept}
         return state | {f"simulator.{name}": value for name, value in self.simulator.state_dict().items()}
 
     def load_state_dict(self, state: dict[str, torch.Tensor], *_, **__) -> None:
-        """Go on from `state_dict()` of an environment built alike."""
+        """Go on from `state_dict()` of an environment built alike. The next reset of all drones resets none."""
         for name in self._kept:
             getattr(self, f"_{name}").copy_(state[f"task.{name}"])
         self._begin.set("seed", int(self._seed))
         prefix = "simulator."
         self.simulator.load_state_dict({k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)})
+        self._loaded = True
 
     def observation(self) -> TensorDictBase:
         """What the drones see now, packed as by `reset` but without resetting; for going on after a load."""
@@ -132,6 +136,7 @@ class NavigationEnv(EnvBase):
 
     def _make_buffers(self) -> None:
         n = self.num_envs
+        self._loaded = False
 
         def zeros(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
             return torch.zeros(shape, dtype=dtype, device=self.device)

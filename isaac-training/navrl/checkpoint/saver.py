@@ -1,0 +1,166 @@
+"""Saving in the background: the training thread copies and goes on, another one packs and writes."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+from navrl.checkpoint.files import DiskGuard, Written, load_checkpoint, write_checkpoint
+from navrl.checkpoint.snapshot import Snapshot, tensors_of
+
+log = logging.getLogger("navrl")
+
+After = Callable[[dict, Written], None]  # runs in the background once a save is on disk
+
+
+@dataclass
+class _Job:
+    snapshot: Snapshot
+    path: Path
+    compress: bool
+    keep: bool  # must not be dropped for a newer one
+    after: After | None
+
+
+class AsyncCheckpointSaver:
+    """`save_async` returns as soon as the checkpoint is copied. A file appears under its name only when it is whole.
+
+    A periodic save that finds the queue full takes the place of the oldest one waiting; one with `keep` waits its turn.
+    """
+
+    def __init__(
+        self,
+        max_queue_size: int = 3,
+        level: int = 0,
+        manifest: Path | None = None,
+        disk: DiskGuard | None = None,
+    ) -> None:
+        self.max_queue_size, self.level, self.manifest = max_queue_size, level, manifest
+        self.disk = disk or DiskGuard()
+        self._stats = {"saved": 0, "failed": 0, "dropped": 0, "bytes": 0, "raw_bytes": 0, "seconds": 0.0}
+        self._free: list[Snapshot] = []
+        self._queue: deque[_Job] = deque()
+        self._writing: _Job | None = None
+        self._closed = False
+        self._change = threading.Condition()
+        self._thread = threading.Thread(target=self._work, name="checkpoint saver", daemon=True)
+        self._thread.start()
+
+    def save_async(
+        self,
+        checkpoint: dict,
+        path: str | Path,
+        compress: bool = True,
+        keep: bool = False,
+        after: After | None = None,
+    ) -> None:
+        """Save `checkpoint` to `path`, with `.lz4` added if it is compressed. Everything may be changed right away.
+
+        `keep`: never dropped; waits for room in the queue. `after(copy, written)` runs when the file is on disk.
+        """
+        tensors = tensors_of(checkpoint)
+        with self._change:
+            if self._closed:
+                raise RuntimeError("this saver was shut down")
+            if keep:
+                self._change.wait_for(lambda: len(self._queue) < self.max_queue_size)
+            elif len(self._queue) >= self.max_queue_size and not self._make_room():
+                return
+            snapshot = self._snapshot_for(tensors)
+        snapshot.take(checkpoint, tensors)
+        with self._change:
+            self._queue.append(_Job(snapshot, Path(path), compress, keep, after))
+            self._change.notify_all()
+
+    def shutdown(self, timeout: float | None = None) -> bool:
+        """Wait for every save and stop. Says what it waits for; False if `timeout` seconds were not enough."""
+        deadline = None if timeout is None else time.monotonic() + timeout
+        with self._change:
+            self._closed = True
+            self._change.notify_all()
+            patience = 1.0
+            while left := [job.path.name for job in ([self._writing] if self._writing else []) + [*self._queue]]:
+                remaining = patience if deadline is None else min(patience, deadline - time.monotonic())
+                if remaining <= 0:
+                    log.warning("not saved in %.0f s: %s", timeout, ", ".join(left))
+                    return False
+                if not self._change.wait(remaining) and remaining == patience:
+                    log.info("saving %s", ", ".join(left))
+                    patience = 10.0
+        self._thread.join()
+        return True
+
+    def get_stats(self) -> dict[str, float]:
+        """Saves done, failed, dropped and queued; bytes written and before packing, their ratio; seconds of work."""
+        with self._change:
+            queued = len(self._queue) + (self._writing is not None)
+            ratio = self._stats["bytes"] / max(1, self._stats["raw_bytes"])
+            return {**self._stats, "queued": queued, "ratio": ratio}
+
+    load_checkpoint = staticmethod(load_checkpoint)
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _make_room(self) -> bool:
+        """Drop the oldest save that may be. False if there is none: then the new one is dropped."""
+        self._stats["dropped"] += 1
+        if self._stats["dropped"] == 1:
+            log.warning(
+                "saves come faster than this disk takes them: the oldest one waiting is dropped for the newest."
+                " Save less often (save_interval, save_minutes) or raise async_checkpoint_queue_size=%d",
+                self.max_queue_size,
+            )
+        for job in self._queue:
+            if not job.keep:
+                self._queue.remove(job)
+                self._free.append(job.snapshot)
+                return True
+        return False
+
+    def _snapshot_for(self, tensors: list) -> Snapshot:
+        for snapshot in self._free:
+            if snapshot.fits(tensors):
+                self._free.remove(snapshot)
+                return snapshot
+        return Snapshot()
+
+    def _work(self) -> None:
+        while True:
+            with self._change:
+                self._change.wait_for(lambda: self._queue or self._closed)
+                if not self._queue:
+                    return
+                job = self._writing = self._queue.popleft()
+                self._change.notify_all()
+            try:
+                self._save(job)
+            except Exception as error:  # whatever it was, training must not notice
+                self._stats["failed"] += 1
+                self.disk.failed(f"saving {job.path}", error)
+            finally:
+                with self._change:
+                    self._writing = None
+                    if len(self._free) <= self.max_queue_size:
+                        self._free.append(job.snapshot)
+                    self._change.notify_all()
+
+    def _save(self, job: _Job) -> None:
+        job.snapshot.wait()
+        folder = job.path.parent
+        if not folder.is_dir():
+            self.disk.failed(f"saving {job.path}", f"{folder} has vanished (made again, but what was in it is gone)")
+            folder.mkdir(parents=True, exist_ok=True)
+        level = self.level if job.compress else None
+        written = write_checkpoint(job.path, job.snapshot.content, level, self.manifest)
+        with self._change:
+            self._stats["saved"] += 1
+            self._stats["bytes"] += written.bytes
+            self._stats["raw_bytes"] += written.raw_bytes
+            self._stats["seconds"] += written.seconds
+        if job.after:
+            job.after(job.snapshot.content, written)

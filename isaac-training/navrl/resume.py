@@ -1,0 +1,166 @@
+"""Going on with a run: finds its newest whole state, its settings, and what is no longer as it was."""
+
+from __future__ import annotations
+
+import logging
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from hydra import compose
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import DictConfig, OmegaConf
+
+from navrl import config
+from navrl.checkpoint.files import BadCheckpoint, load_checkpoint
+from navrl.checkpoint.run_files import FOLDER, RunFiles, newest_state, states_of
+from navrl.config import ConfigError, TrainSettings
+from navrl.ppo.policy_file import FORMAT, TRAINING_STATE
+
+log = logging.getLogger("navrl")
+
+# Keys that change nothing of what is learned, and those that change the world the drones are in.
+HARMLESS = (
+    "resume", "checkpoint.", "save_", "compress_checkpoint", "async_checkpoint_queue_size", "eval_interval", "eval.",
+    "logger", "wandb.", "headless", "return_same_td", "sim.threads",
+)  # fmt: skip
+WORLD = (
+    "seed", "env.num_envs", "env.num_maps", "env.num_obstacles", "env.route", "env_dyn.num_obstacles",
+    "sim.decimation", "drone.model_name",
+)  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run to go on with."""
+
+    cfg: DictConfig  # its settings, with what was given anew
+    state: dict
+    run: Path  # the directory it goes on in
+    history: Path  # the directory it comes from
+    same_world: bool  # the drones can fly on from where they were
+
+
+def find(cfg: DictConfig) -> Resumed | None:
+    """What `resume` asks for; None if it asks for nothing. Says what differs from the run as it was."""
+    wanted = config.text(cfg, "resume")
+    if wanted is None:
+        return None
+    path = Path(wanted)
+    try:
+        if path.is_dir():
+            run = path.parent if path.name == FOLDER else path
+            file, state = newest_state(run)
+        else:
+            file, state = path, load_checkpoint(path)
+            run = file.resolve().parent.parent
+    except BadCheckpoint as error:
+        raise ConfigError("resume", wanted, str(error)) from None
+    if state.get("format") != TRAINING_STATE:
+        kind = "a policy without training state" if state.get("format") == FORMAT else "not a training state"
+        raise ConfigError("resume", wanted, f"is {kind}; to start a new run from its weights give checkpoint={wanted}")
+    new = compose("train", overrides=_merged(state["overrides"]))
+    changed = _differences(OmegaConf.create(state["config"]), new)
+    same_world = not any(key in WORLD for key in changed)
+    _tell(file, state, changed, same_world)
+    # A state that is not the last of its run begins a branch: what came after it stays as it is.
+    newest = next(iter(states_of(run)), None)
+    run = config.shortest(run)
+    if newest is None or newest.resolve() != file.resolve():
+        return Resumed(new, state, config.run_directory(), run, same_world)
+    return Resumed(new, state, run, run, same_world)
+
+
+def open_run(resumed: Resumed | None, train: TrainSettings, network: dict) -> RunFiles:
+    """The directory to train in, for this process alone. Refuses a run that cannot be gone on with."""
+    run = resumed.run if resumed else config.run_directory()
+    if resumed:
+        for name, was in resumed.state["network"].items():
+            if was != network[name]:
+                fix = f"its network has {name}={was}, now {network[name]}; begin a new run, or leave it as it was"
+                raise ConfigError("resume", resumed.history, fix)
+        if resumed.state["frames"] + train.frames_per_batch > train.total_frames:
+            raise ConfigError("max_frame_num", train.total_frames, f"{run} is done with them; raise it to go on")
+    try:
+        files = RunFiles(run, train.keep)
+    except BadCheckpoint as error:
+        raise ConfigError("resume", run, str(error)) from None
+    if resumed and run == resumed.history:  # Hydra made a new directory, and wrote the settings there
+        config.remove_fresh_run()
+        (run / "config").mkdir(exist_ok=True)
+        OmegaConf.save(resumed.cfg, run / "config" / "config.yaml")
+        OmegaConf.save(given_overrides(resumed), run / "config" / "overrides.yaml")
+    return files
+
+
+def given_overrides(resumed: Resumed | None) -> list[str]:
+    """What was typed, now and when the run began."""
+    return _merged(resumed.state["overrides"] if resumed else [])
+
+
+def _merged(before: list[str]) -> list[str]:
+    """What was typed now, after what was typed `before`; of a key given twice the last counts."""
+    typed = {text.partition("=")[0].lstrip("+~"): text for text in [*before, *HydraConfig.get().overrides.task]}
+    return [text for key, text in typed.items() if key != "resume"]
+
+
+def _tell(file: Path, state: dict, changed: dict[str, str], same_world: bool) -> None:
+    log.info("going on from %s: iteration %d, %.1f M frames", file, state["iteration"], state["frames"] / 1e6)
+    if changed:
+        log.info("changed since: %s", ", ".join(f"{key} {change}" for key, change in changed.items()))
+    telling = [key for key in changed if not key.startswith(HARMLESS)]
+    telling += [
+        f"{key} ({state['machine'].get(key)} → {now})"
+        for key, now in machine_now().items()
+        if state["machine"].get(key) != now
+    ]
+    if telling:
+        log.warning("not bit for bit the run it would have been, because of: %s", ", ".join(telling))
+    if not same_world:
+        log.warning("the drones begin new flights: %s changed", ", ".join(key for key in changed if key in WORLD))
+
+
+def _differences(old: DictConfig, new: DictConfig) -> dict[str, str]:
+    before, after = (dict(_flat(OmegaConf.to_container(cfg, resolve=True))) for cfg in (old, new))
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return {key: f"{before.get(key, 'nothing')} → {after.get(key, 'nothing')}" for key in keys if key != "resume"}
+
+
+def _flat(node: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
+    for key, value in node.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
+def machine_now() -> dict[str, str | int]:
+    """What bits depend on besides settings: sums are split over threads, kernels change between releases."""
+    device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
+    return {"torch version": str(torch.__version__), "torch threads": torch.get_num_threads(), "processor": device}
+
+
+def random_state() -> dict:
+    """The global random streams. The learner's and the world's own are part of their states."""
+    version, words, gauss = random.getstate()
+    kind, key, *rest = np.random.get_state()
+    state = {
+        "torch": torch.get_rng_state(),
+        "python": [version, torch.tensor(words), gauss],
+        "numpy": [kind, torch.from_numpy(key.astype(np.int64)), *rest],
+    }
+    return state | ({"cuda": torch.cuda.get_rng_state_all()} if torch.cuda.is_available() else {})
+
+
+def set_random_state(state: dict) -> None:
+    """Go on from `random_state()`."""
+    torch.set_rng_state(state["torch"])
+    version, words, gauss = state["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    kind, key, *rest = state["numpy"]
+    np.random.set_state((kind, key.numpy().astype(np.uint32), *rest))
+    if torch.cuda.is_available() and len(state.get("cuda", [])) == torch.cuda.device_count():
+        torch.cuda.set_rng_state_all(state["cuda"])

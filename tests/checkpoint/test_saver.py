@@ -1,0 +1,150 @@
+"""Training may change everything the moment `save_async` returns, and never waits for the disk."""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+
+import numpy as np
+import pytest
+import torch
+
+from navrl.checkpoint import saver as saver_module
+from navrl.checkpoint.saver import AsyncCheckpointSaver
+from navrl.checkpoint.snapshot import Snapshot, tensors_of
+
+
+@pytest.fixture
+def saver() -> AsyncCheckpointSaver:
+    made = AsyncCheckpointSaver(max_queue_size=3)
+    yield made
+    made.shutdown(timeout=20)
+
+
+@pytest.fixture
+def slow_disk(monkeypatch) -> threading.Event:
+    """Writing waits until the event is set."""
+    go, write = threading.Event(), saver_module.write_checkpoint
+
+    def waiting(*arguments):
+        go.wait(20)
+        return write(*arguments)
+
+    monkeypatch.setattr(saver_module, "write_checkpoint", waiting)
+    return go
+
+
+def learner() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
+    net = torch.nn.Linear(30, 20)
+    optimizer = torch.optim.Adam(net.parameters())
+    net(torch.ones(4, 30)).square().sum().backward()
+    optimizer.step()
+    return net, optimizer
+
+
+def test_what_is_saved_is_what_was_there_at_the_call(saver, slow_disk, tmp_path) -> None:
+    net, optimizer = learner()
+    state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "deep": [{"x": [torch.arange(5)]}], "n": 1}
+    expected = {name: value.clone() for name, value in net.state_dict().items()}
+    moment = optimizer.state_dict()["state"][0]["exp_avg"].clone()
+    saver.save_async(state, tmp_path / "x.pt")
+    for value in tensors_of(state):
+        value.zero_()
+    state["n"], state["deep"][0]["x"] = 2, None
+    slow_disk.set()
+    assert saver.shutdown()
+    read = saver.load_checkpoint(tmp_path / "x.pt")
+    assert all(torch.equal(read["net"][name], value) for name, value in expected.items())
+    assert torch.equal(read["optimizer"]["state"][0]["exp_avg"], moment)
+    assert read["n"] == 1 and torch.equal(read["deep"][0]["x"][0], torch.arange(5))
+
+
+def test_when_the_queue_is_full_the_newest_periodic_save_wins(saver, slow_disk, tmp_path, caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        for k in range(10):
+            saver.save_async({"k": torch.tensor(k)}, tmp_path / f"{k}.pt", compress=False)
+            time.sleep(0.01 if k else 0.2)  # the first one is being written
+    assert saver.get_stats()["dropped"] == 6 and saver.get_stats()["queued"] == 4
+    assert len(caplog.records) == 1 and "async_checkpoint_queue_size" in caplog.text and "save_interval" in caplog.text
+    slow_disk.set()
+    assert saver.shutdown()
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["0.pt", "7.pt", "8.pt", "9.pt"]
+    assert int(saver.load_checkpoint(tmp_path / "9.pt")["k"]) == 9
+    with pytest.raises(RuntimeError, match="shut down"):
+        saver.save_async({}, tmp_path / "late.pt")
+
+
+def test_final_saves_wait_and_are_never_dropped(saver, slow_disk, tmp_path) -> None:
+    saver.save_async({}, tmp_path / "first.pt")
+    time.sleep(0.2)
+    for k in range(3):
+        saver.save_async({"k": k}, tmp_path / f"kept{k}.pt", keep=True)
+    saver.save_async({}, tmp_path / "periodic.pt")  # no room, nothing may be dropped for it
+    threading.Timer(0.3, slow_disk.set).start()
+    began = time.monotonic()
+    saver.save_async({}, tmp_path / "final.pt", keep=True)
+    assert time.monotonic() - began > 0.2
+    assert saver.shutdown()
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"first.pt.lz4", "kept0.pt.lz4", "kept1.pt.lz4", "kept2.pt.lz4", "final.pt.lz4"}
+    assert saver.get_stats()["dropped"] == 1 and saver.get_stats()["saved"] == 5
+
+
+def test_shutdown_says_what_it_waits_for_and_can_give_up(slow_disk, tmp_path, caplog) -> None:
+    saver = AsyncCheckpointSaver()
+    saver.save_async({}, tmp_path / "x.pt")
+    with caplog.at_level(logging.INFO):
+        assert not saver.shutdown(timeout=1.5)
+    assert [record.getMessage() for record in caplog.records] == ["saving x.pt", "not saved in 2 s: x.pt"]
+    slow_disk.set()
+    assert saver.shutdown(timeout=20)
+
+
+def test_failures_are_counted_told_once_and_survived(saver, tmp_path, caplog) -> None:
+    with caplog.at_level(logging.WARNING):
+        for k in range(3):
+            (tmp_path / f"{k}.pt.lz4.tmp").mkdir()  # in the way
+            saver.save_async({}, tmp_path / f"{k}.pt")
+        saver.save_async({}, tmp_path / "good.pt")
+        assert saver.shutdown()
+    assert saver.get_stats()["failed"] == 3 and saver.get_stats()["saved"] == 1 and saver.disk.failures == 3
+    assert len(caplog.records) == 1 and "training goes on" in caplog.text
+
+
+def test_a_directory_that_vanishes_is_made_again_and_counted(saver, tmp_path) -> None:
+    saver.save_async({"a": 1}, tmp_path / "gone" / "x.pt")
+    assert saver.shutdown()
+    assert saver.load_checkpoint(tmp_path / "gone" / "x.pt") == {"a": 1} and saver.disk.failures == 1
+
+
+def test_numbers_are_true(saver, tmp_path) -> None:
+    saver.save_async({"zeros": torch.zeros(100_000)}, tmp_path / "x.pt")
+    saver.save_async({"zeros": torch.zeros(100_000)}, tmp_path / "y.pt", compress=False)
+    assert saver.shutdown()
+    stats = saver.get_stats()
+    assert stats["saved"] == 2 and stats["queued"] == stats["failed"] == 0 and stats["seconds"] > 0
+    assert stats["bytes"] == sum(path.stat().st_size for path in tmp_path.iterdir())
+    assert stats["ratio"] == stats["bytes"] / stats["raw_bytes"] and 0.49 < stats["ratio"] < 0.53
+
+
+def test_memory_is_used_again(saver, tmp_path) -> None:
+    for k in range(20):
+        saver.save_async({"a": torch.full((1000,), k)}, tmp_path / "x.pt")
+        while saver.get_stats()["queued"]:
+            time.sleep(0.002)
+    assert len(saver._free) == 1
+
+
+def test_a_snapshot_fits_only_what_it_was_made_for() -> None:
+    snapshot = Snapshot()
+    tensors = [torch.ones(3), torch.ones(2, 2, dtype=torch.int32)]
+    snapshot.take({"a": tensors}, tensors)
+    assert snapshot.fits(tensors) and not snapshot.fits(tensors[:1])
+    assert not snapshot.fits([torch.ones(3), torch.ones(2, 2)])
+
+
+@pytest.mark.parametrize("value", [np.float64(1.0), np.zeros(3), {1, 2}, torch.nn.Linear(1, 1), torch.__version__])
+def test_what_a_file_could_not_hold_is_refused_at_the_call(saver, tmp_path, value: object) -> None:
+    with pytest.raises(TypeError, match=r"checkpoint\['a'\]\[1\] is a"):
+        saver.save_async({"a": [1, value]}, tmp_path / "x.pt")
