@@ -55,7 +55,7 @@ def main(cfg: DictConfig) -> None:
     train, algo = config.train_settings(cfg, sim_settings), config.ppo_settings(cfg, sim_settings.device)
     scenarios = config.scenarios(cfg)
     config.check_obstacles(cfg)
-    torch.manual_seed(cfg.seed)
+    resume.seed_random_streams(cfg.seed)
     policy, value_norm = make_policy(train, sim_settings, task_settings)
     network, version = describe(policy, train.encoder), code_version()
     files = resume.open_run(resumed, train, network)

@@ -116,7 +116,9 @@ def remove_fresh_run() -> None:
     if set(directory.rglob("*")) <= {saved, *(saved / f"{name}.yaml" for name in ("config", "hydra", "overrides"))}:
         shutil.rmtree(saved, ignore_errors=True)
         with contextlib.suppress(OSError):
-            os.removedirs(directory)  # and the date above it, if that was new too
+            for empty in (directory, *directory.parents[:2]):  # and runs/<date> above it, if they were new too
+                if empty != Path.cwd():
+                    empty.rmdir()
 
 
 # --- checks -----------------------------------------------------------------------------------------------------

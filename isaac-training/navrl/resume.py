@@ -66,10 +66,10 @@ def find(cfg: DictConfig) -> Resumed | None:
     changed = _differences(OmegaConf.create(state["config"]), new)
     same_world = not any(key in WORLD for key in changed)
     _tell(file, state, changed, same_world)
-    # A state that is not the last of its run begins a branch: what came after it stays as it is.
-    newest = next(iter(states_of(run)), None)
+    # A file that is not the last of its run begins a branch: what came after it stays as it is.
+    last = path.is_dir() or [p.resolve() for p in states_of(run)[:1]] == [file.resolve()]
     run = config.shortest(run)
-    if newest is None or newest.resolve() != file.resolve():
+    if not last:
         return Resumed(new, state, config.run_directory(), run, same_world)
     return Resumed(new, state, run, run, same_world)
 
@@ -90,6 +90,7 @@ def open_run(resumed: Resumed | None, train: TrainSettings, network: dict) -> Ru
         raise ConfigError("resume", run, str(error)) from None
     if resumed and run == resumed.history:  # Hydra made a new directory, and wrote the settings there
         config.remove_fresh_run()
+        files.set_aside_after(resumed.state["iteration"])
         (run / "config").mkdir(exist_ok=True)
         OmegaConf.save(resumed.cfg, run / "config" / "config.yaml")
         OmegaConf.save(given_overrides(resumed), run / "config" / "overrides.yaml")
@@ -141,6 +142,11 @@ def machine_now() -> dict[str, str | int]:
     """What bits depend on besides settings: sums are split over threads, kernels change between releases."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {"torch version": str(torch.__version__), "torch threads": torch.get_num_threads(), "processor": device}
+
+
+def seed_random_streams(seed: int) -> None:
+    """Begin the global random streams."""
+    torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
 
 
 def random_state() -> dict:

@@ -39,7 +39,9 @@ def test_damaged_states_are_passed_over_and_named(tmp_path, caplog) -> None:
         path, content = newest_state(tmp_path)
     assert path == newest[1] and content == {"iteration": 2}
     assert len(caplog.records) == 1 and "state-00000030" in caplog.text and "cut off" in caplog.text
-    for path in newest:
+    files.set_aside_after(2)
+    assert [path.name[:14] for path in states_of(tmp_path)] == ["state-00000002", "state-00000001"]
+    for path in newest[1:]:
         path.write_bytes(b"nothing")
     with pytest.raises(BadCheckpoint, match="no training state that is whole"):
         newest_state(tmp_path)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import json
 import os
+import re
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -15,6 +18,10 @@ from pathlib import Path
 import pytest
 import torch
 
+from navrl.checkpoint.files import load_checkpoint, read_lines
+from navrl.checkpoint.run_files import states_of
+from navrl.checkpoint.snapshot import tensors_of
+from navrl.monitor.metrics import read_rows
 from navrl.ppo.policy_file import load_policy
 
 ROOT = Path(__file__).parents[2]
@@ -111,11 +118,17 @@ def test_navrls_network_trains_on_from_its_checkpoint_and_back(tmp_path) -> None
     assert {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in original.items()}
 
 
-def test_ctrl_c_leaves_a_policy_curves_and_a_picture(tmp_path) -> None:
-    process = start("max_frame_num=1e8", "save_interval=0", "eval_interval=0", cwd=tmp_path)
+def start_and_wait(*overrides: str, cwd: Path, until: str = "runs/*/*/metrics.csv", **more) -> subprocess.Popen:
+    """A run that will not end by itself, once it has written the file `until`."""
+    process = start("max_frame_num=1e8", *overrides, cwd=cwd, **more)
     deadline = time.monotonic() + 120
-    while not list(tmp_path.glob("runs/*/*/metrics.csv")) and time.monotonic() < deadline:
-        time.sleep(0.2)
+    while not list(cwd.glob(until)) and process.poll() is None and time.monotonic() < deadline:
+        time.sleep(0.05)
+    return process
+
+
+def test_ctrl_c_leaves_a_policy_curves_and_a_picture(tmp_path) -> None:
+    process = start_and_wait("save_interval=0", "eval_interval=0", cwd=tmp_path)
     time.sleep(1.0)
     os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group, wandb's helper too
     out, err = process.communicate(timeout=60)
@@ -123,7 +136,7 @@ def test_ctrl_c_leaves_a_policy_curves_and_a_picture(tmp_path) -> None:
     assert "stopped after" in out and "Traceback" not in err
     (run_dir,) = tmp_path.glob("runs/*/*")
     assert {"policy.pt", "curves.png", "flights-crossing-20-8.png"} <= {path.name for path in run_dir.iterdir()}
-    assert not list(run_dir.glob("*.tmp"))
+    assert not list(run_dir.rglob("*.tmp")) and f"resume=runs/{run_dir.parent.name}/{run_dir.name}" in out
 
 
 @pytest.mark.parametrize(
@@ -143,7 +156,7 @@ def test_mistakes_cost_one_line_and_leave_nothing(tmp_path, overrides: list[str]
     assert done.returncode == 2
     assert done.stderr.startswith("error: ") and words in done.stderr and "Traceback" not in done.stderr
     assert len(done.stderr.strip().splitlines()) == 1 or "no.such.key=1" in overrides  # Hydra's own words are three
-    assert not (tmp_path / "runs").exists()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_run_directory_that_cannot_be_written(tmp_path) -> None:
@@ -161,6 +174,161 @@ def test_infinity_stops_the_run_and_can_be_replayed(tmp_path) -> None:
     (saved,) = tmp_path.glob("runs/*/*/not_finite.pt")
     again = run(str(saved), cwd=tmp_path, script="replay", small=False)
     assert again.returncode == 0 and "again: " in again.stdout, again.stdout + again.stderr
+
+
+# --- saving and going on ------------------------------------------------------------------------------------------
+
+
+def assert_same_run(one: Path, two: Path) -> None:
+    """Everything that decides how a run goes on is the same, bit for bit, and so is what it has logged."""
+    a, b = load_checkpoint(states_of(one)[0]), load_checkpoint(states_of(two)[0])
+    for part in ("iteration", "frames", "network", "scores", "scored"):
+        assert a[part] == b[part], part
+    for part in ("ppo", "env", "random", "flights"):
+        pairs = zip(tensors_of(a[part]), tensors_of(b[part]), strict=True)
+        assert all(torch.equal(x, y) for x, y in pairs), part
+    assert a["ppo"]["rate_scale"] == b["ppo"]["rate_scale"]
+    rows = []
+    for run_dir in (one, two):
+        timeless = {"charts/SPS", "charts/minutes", "perf/memory_mb"}
+        rows.append([{k: v for k, v in row.items() if k not in timeless} for row in read_rows(run_dir / "metrics.csv")])
+    assert rows[0] == rows[1]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory) -> Path:
+    """Twelve iterations, every state kept."""
+    folder = tmp_path_factory.mktemp("undisturbed")
+    settings = ["max_frame_num=6144", "eval_interval=4", "eval.picture=false", "logger=tensorboard"]
+    done = run(*settings, "save_interval=1", "checkpoint.keep_last=100", "checkpoint.keep_every=5", cwd=folder)
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = folder.glob("runs/*/*")
+    return run_dir
+
+
+@pytest.mark.parametrize("mode", ["return_same_td=true", "return_same_td=false"])
+def test_resume_is_exact(undisturbed, tmp_path, mode: str) -> None:
+    """5 iterations and 7 more in another process are 12."""
+    done = run(f"resume={undisturbed}/checkpoints/state-00000005.pt.lz4", mode, cwd=tmp_path, small=False)
+    assert done.returncode == 0, done.stderr
+    assert "iteration 5" in done.stdout and "not bit for bit" not in done.stdout
+    (branch,) = tmp_path.glob("runs/*/*")
+    assert_same_run(undisturbed, branch)
+
+
+def test_retention_keeps_what_it_says(undisturbed, tmp_path) -> None:
+    names = {path.name for path in (undisturbed / "checkpoints").iterdir()}
+    assert {f"state-{k:08d}.pt.lz4" for k in range(1, 13)} <= names
+    assert {"policy-00000005.pt", "policy-00000010.pt"} <= names and len(
+        [n for n in names if n.startswith("best")]
+    ) == 1
+    lines = read_lines(undisturbed / "manifest.jsonl")
+    assert sum(line["file"].startswith("checkpoints/state-") for line in lines) >= 13
+    branch = f"resume={undisturbed}/checkpoints/state-00000005.pt.lz4"
+    assert run(branch, "checkpoint.keep_last=2", "compress_checkpoint=false", cwd=tmp_path, small=False).returncode == 0
+    states = [path.name for path in states_of(next(tmp_path.glob("runs/*/*")))]
+    assert states == ["state-00000012.pt", "state-00000011.pt"]
+
+
+def test_preempted_twice_and_damaged_it_ends_where_it_would_have(undisturbed, tmp_path) -> None:
+    """SIGTERM, SIGKILL, the newest file damaged: the run goes on in its directory and comes to the same end."""
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        (there,) = tmp_path.glob("runs/*/*") if list(tmp_path.glob("runs/*/*")) else (None,)
+        have = load_checkpoint(states_of(there)[0])["iteration"] if there else 0
+        arguments = [f"resume={there}"] if there else ["eval_interval=4", "eval.picture=false", "save_interval=1"]
+        process = start(*arguments, "max_frame_num=6144", "logger=tensorboard", cwd=tmp_path, small=not there)
+        while process.poll() is None and not list(tmp_path.glob(f"runs/*/*/checkpoints/state-{have + 2:08d}*")):
+            time.sleep(0.005)
+        began = time.monotonic()
+        os.killpg(process.pid, number)
+        _, err = process.communicate(timeout=60)
+        assert process.returncode == (143 if number == signal.SIGTERM else -9), err
+        assert time.monotonic() - began < 10 and "Traceback" not in err
+    (there,) = tmp_path.glob("runs/*/*")
+    newest = states_of(there)[0]
+    newest.write_bytes(newest.read_bytes()[:-100])
+    with (there / "metrics.csv").open("a") as file:
+        file.write("51")  # and a row torn by the kill
+    done = run(f"resume={there}", cwd=tmp_path, small=False)
+    assert done.returncode == 0, done.stderr
+    assert f"{newest.name} is cut off; going back to the one before" in done.stdout
+    assert len(list(tmp_path.glob("runs/*/*"))) == 1, "in its own directory"
+    assert_same_run(undisturbed, there)
+
+
+def test_the_second_ctrl_c_leaves_at_once(tmp_path) -> None:
+    process = start_and_wait("save_interval=1", "logger=none", cwd=tmp_path, until="runs/*/*/checkpoints/state-*")
+    os.killpg(process.pid, signal.SIGINT)
+    time.sleep(0.02)
+    os.killpg(process.pid, signal.SIGINT)
+    began = time.monotonic()
+    process.communicate(timeout=30)
+    assert process.returncode == 130 and time.monotonic() - began < 2
+    for path in states_of(next(tmp_path.glob("runs/*/*"))):
+        load_checkpoint(path)
+
+
+def test_a_changed_run_goes_on_and_mistakes_cost_one_line(undisturbed, tmp_path) -> None:
+    state = f"{undisturbed}/checkpoints/state-00000011.pt.lz4"
+    done = run(f"resume={state}", "env.num_envs=32", "max_frame_num=6656", cwd=tmp_path, small=False)
+    assert done.returncode == 0 and "the drones begin new flights: env.num_envs changed" in done.stdout, done.stderr
+    shutil.rmtree(tmp_path / "runs")
+    for overrides, words in [
+        ([f"resume={undisturbed}"], "raise it to go on"),
+        ([f"resume={state}", "encoder=navrl"], "encoder=fast"),
+        ([f"resume={undisturbed}/policy.pt"], f"checkpoint={undisturbed}/policy.pt"),
+    ]:
+        done = run(*overrides, cwd=tmp_path, small=False)
+        lines = done.stderr.strip().splitlines()
+        assert done.returncode == 2 and len(lines) == 1 and words in lines[0], (overrides, done.stderr)
+        assert not (tmp_path / "runs").exists()
+
+
+def test_a_run_is_trained_by_one_process(tmp_path) -> None:
+    process = start_and_wait("save_interval=1", "logger=none", cwd=tmp_path, until="runs/*/*/checkpoints/state-*")
+    (there,) = tmp_path.glob("runs/*/*")
+    done = run(f"resume={there}", cwd=tmp_path, small=False)
+    process.kill(), process.communicate()
+    assert done.returncode == 2 and f"is being trained by process {process.pid}" in done.stderr
+
+
+def test_a_storm_of_kills(tmp_path) -> None:
+    command = [sys.executable, str(ROOT / "scripts/bench/kill_storm.py"), "--kills", "6"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
+    assert done.returncode == 0, done.stdout + done.stderr
+    count = json.loads(done.stdout.splitlines()[-1])
+    assert count["kills"] == 6 and count["resumes"] >= 4 and count["torn"] == count["older"] == 0
+    assert count["tensors_that_differ"] == 0
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+@pytest.mark.parametrize("trouble", ["full", "read-only"])
+def test_a_file_system_that_fails_during_a_run(tmp_path, trouble: str) -> None:
+    """A tmpfs that fills up, or turns read-only, between two saves: training goes on to its end and says so."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("this machine allows no mount")
+    try:
+        arguments = ["save_interval=1", "logger=none", "eval_interval=0", f"hydra.run.dir={disk}/run"]
+        process = start(*arguments, "max_frame_num=40960", cwd=tmp_path)
+        while process.poll() is None and not (disk / "run/checkpoints/state-00000003.pt.lz4").exists():
+            time.sleep(0.005)
+        if trouble == "full":
+            with contextlib.suppress(OSError):
+                (disk / "filler").write_bytes(bytes(9 << 20))
+        else:
+            remount = ["mount", "-o", "remount,ro", str(disk)]  # refused while a file is being written
+            while subprocess.run(remount, capture_output=True).returncode and process.poll() is None:
+                time.sleep(0.001)
+        out, err = process.communicate(timeout=120)
+        assert process.returncode == 1, out + err
+        assert out.count("training goes on") == 1 and "done after" in out and "Traceback" not in err
+        assert re.search(r"error: \d+ writes to .* failed", err)
+        for path in states_of(disk / "run"):
+            load_checkpoint(path)
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
 def test_a_disk_that_takes_no_more(tmp_path) -> None:

@@ -9,7 +9,6 @@ import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
 from navrl.checkpoint.files import MANIFEST, TEMPORARY, BadCheckpoint, load_checkpoint, read_lines
 
@@ -56,6 +55,12 @@ class RunFiles:
         ranked = self._best()
         return ranked[0] if ranked else None
 
+    def set_aside_after(self, iteration: int) -> None:
+        """States later than the one a run goes on from are damaged: they must not pass for its newest."""
+        for path in states_of(self.run):
+            if int(STATE.fullmatch(path.name)[1]) > iteration:
+                path.replace(path.with_name(path.name + ".damaged"))
+
     def prune(self) -> None:
         """Remove what need not be kept. Called only after something newer is safely on disk."""
         doomed = states_of(self.run)[self.retention.last :] + self._best()[self.retention.best :]
@@ -74,7 +79,7 @@ class RunFiles:
 
     def close(self) -> None:
         """Let another process have the run."""
-        self._lock.close()
+        os.close(self._lock)
 
     def _best(self) -> list[Path]:
         found = [(match, path) for path in self.folder.iterdir() if (match := BEST.fullmatch(path.name))]
@@ -106,17 +111,16 @@ def newest_state(run: Path) -> tuple[Path, dict]:
     raise BadCheckpoint(f"{run} holds no training state (nothing like {FOLDER}/state-00000100.pt.lz4)")
 
 
-def _lock(folder: Path) -> IO:
+def _lock(folder: Path) -> int:
     """Held by the process, gone with it, however it ends."""
-    file = (folder / ".lock").open("a+")
+    path = folder / ".lock"
+    handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
     try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
-        file.seek(0)
-        raise BadCheckpoint(f"{folder.parent} is being trained by process {file.read().strip() or '?'}") from None
+        os.close(handle)
+        raise BadCheckpoint(f"{folder.parent} is being trained by process {path.read_text() or '?'}") from None
     except OSError:  # a file system without locks: better to train than not
-        return file
-    file.truncate(0)
-    file.write(str(os.getpid()))
-    file.flush()
-    return file
+        return handle
+    path.write_text(str(os.getpid()))
+    return handle

@@ -1,0 +1,285 @@
+"""What does saving cost the training loop on this machine? One run; JSON on the last line.
+
+    python scripts/bench/checkpoint.py [--blocks 6] [--saves 300]
+
+Stall is the time the training thread spends in a save before it may go on: for us that includes gathering the state.
+`torch.save` is followed by fsync, because a save that a power cut undoes is none; our background thread and
+torch.distributed.checkpoint's do the rest of their work while training goes on. Between saves the caches are swept, as
+training would. Blocks of iterations with a save at each and without any take turns; the medians are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import os
+import shutil
+import statistics
+import tempfile
+import time
+import zlib
+from collections.abc import Callable
+from importlib.util import find_spec
+from pathlib import Path
+
+import lz4.frame
+import numpy as np
+import torch
+import torch.distributed.checkpoint as dcp
+from hydra import compose, initialize_config_dir
+from omegaconf import OmegaConf
+from update import CFG, Training
+
+from navrl import config, resume
+from navrl.checkpoint.files import MANIFEST, load_checkpoint, write_checkpoint
+from navrl.checkpoint.run_files import RunFiles
+from navrl.checkpoint.saver import AsyncCheckpointSaver
+from navrl.checkpoint.snapshot import tensors_of
+from navrl.ppo.policy_file import describe, policy_content
+from navrl.sim.scene import TRAINING, generate_scene
+
+BLOCK = 8  # iterations
+
+
+def percentiles(seconds: list[float]) -> dict[str, float]:
+    ms = 1e3 * np.array(seconds)
+    return {"p50_ms": float(np.median(ms)), "p99_ms": float(np.percentile(ms, 99)), "max_ms": float(ms.max())}
+
+
+def timed(action: Callable[[], object]) -> float:
+    began = time.perf_counter()
+    action()
+    return time.perf_counter() - began
+
+
+def idle(saver: AsyncCheckpointSaver) -> None:
+    while saver.get_stats()["queued"]:
+        time.sleep(0.001)
+
+
+# --- three ways to save -----------------------------------------------------------------------------------------
+
+
+def ours(make: Callable[[], dict], folder: Path, saves: int, work: Callable[[], object]) -> dict[str, float]:
+    """Saves some iterations of training apart: the one before is on disk."""
+    saver, stalls = AsyncCheckpointSaver(), []
+    for k in range(saves + 2):
+        work()
+        stall = timed(lambda k=k: saver.save_async(make(), folder / f"ours-{k % 2}.pt"))
+        if k >= 2:  # the first ones get their memory
+            stalls.append(stall)
+        idle(saver)
+    saver.shutdown()
+    stats = saver.get_stats()
+    assert stats["failed"] == stats["dropped"] == 0, stats
+    load_checkpoint(folder / "ours-1.pt")
+    each = {"background_ms": 1e3 * stats["seconds"] / stats["saved"], "bytes": stats["bytes"] / stats["saved"]}
+    return percentiles(stalls) | each | {"ratio": stats["ratio"]}
+
+
+def torch_save(make: Callable[[], dict], folder: Path, saves: int) -> dict[str, float]:
+    path = folder / "torch.pt"
+
+    def save() -> None:
+        with path.open("wb") as file:
+            torch.save(make(), file)
+            file.flush()
+            os.fsync(file.fileno())
+
+    return percentiles([timed(save) for _ in range(saves)]) | {"bytes": float(path.stat().st_size)}
+
+
+def distributed(make: Callable[[], dict], folder: Path, saves: int) -> dict[str, float]:
+    """torch.distributed.checkpoint.async_save of the tensors alone: plain values it would pickle one by one."""
+    stalls, background = [], []
+    for k in range(saves + 1):
+        path = folder / "dcp"
+        shutil.rmtree(path, ignore_errors=True)
+        began = time.perf_counter()
+        state = {str(i): tensor for i, tensor in enumerate(tensors_of(make()))}
+        future = dcp.async_save(state, checkpoint_id=str(path))
+        stall = time.perf_counter() - began
+        future.result()
+        if k:
+            stalls.append(stall)
+            background.append(time.perf_counter() - began)
+    size = sum(file.stat().st_size for file in path.rglob("*"))
+    return percentiles(stalls) | {"background_ms": 1e3 * statistics.median(background), "bytes": float(size)}
+
+
+# --- what packing gains -----------------------------------------------------------------------------------------
+
+
+def shuffled(data: bytes) -> bytes:
+    """Bytes of every four sorted by their place: exponents beside exponents."""
+    whole = len(data) // 4 * 4
+    return np.frombuffer(data[:whole], np.uint8).reshape(-1, 4).T.tobytes() + data[whole:]
+
+
+def codecs() -> dict[str, Callable[[bytes], bytes]]:
+    out: dict[str, Callable[[bytes], bytes]] = {}
+    for level in (0, 3, 9):
+        out[f"lz4 level {level}"] = lambda data, level=level: lz4.frame.compress(data, compression_level=level)
+    out["shuffle, lz4 level 0"] = lambda data: lz4.frame.compress(shuffled(data))
+    out["shuffle, lz4 level 9"] = lambda data: lz4.frame.compress(shuffled(data), compression_level=9)
+    out["zlib level 1"] = lambda data: zlib.compress(data, 1)
+    if find_spec("zstandard"):
+        import zstandard
+
+        for level in (1, 3):
+            out[f"zstd level {level}"] = lambda data, level=level: zstandard.compress(data, level)
+        out["shuffle, zstd level 3"] = lambda data: zstandard.compress(shuffled(data), 3)
+    if find_spec("blosc2"):
+        import blosc2
+
+        for codec in (blosc2.Codec.LZ4, blosc2.Codec.ZSTD):
+            options = {"typesize": 4, "codec": codec, "clevel": 5, "nthreads": 1, "filters": [blosc2.Filter.SHUFFLE]}
+            out[f"blosc2 {codec.name.lower()}"] = lambda data, o=options: blosc2.compress2(data, **o)
+    return out
+
+
+def packing(state: dict) -> dict[str, dict[str, float]]:
+    buffer = io.BytesIO()
+    torch.save(state, buffer)
+    raw, out = buffer.getvalue(), {}
+    for name, compress in codecs().items():
+        best = min(timed(lambda c=compress: c(raw)) for _ in range(5))
+        out[name] = {"ratio": len(compress(raw)) / len(raw), "ms": 1e3 * best}
+    return out
+
+
+# --- training with and without ------------------------------------------------------------------------------------
+
+
+def throughput(training: Training, make: Callable[[], dict], folder: Path, blocks: int) -> dict[str, float]:
+    saver, seconds, stalls = AsyncCheckpointSaver(), {True: [], False: []}, []
+    for block in range(2 * blocks):
+        saving = block % 2 == 0
+        for k in range(BLOCK):
+            began = time.perf_counter()
+            training.iterate()
+            if saving:
+                stalls.append(timed(lambda k=k: saver.save_async(make(), folder / f"{k}.pt")))
+            if k:  # the first iteration of a block may share the machine with the last save of the one before
+                seconds[saving].append(time.perf_counter() - began)
+        idle(saver)
+    saver.shutdown()
+    assert saver.get_stats()["saved"] == blocks * BLOCK
+    median = {saving: statistics.median(values) for saving, values in seconds.items()}
+    stall = percentiles(stalls)
+    return {
+        "throughput_ratio": median[False] / median[True],
+        "iteration_ms": 1e3 * median[False],
+        "iteration_saving_ms": 1e3 * median[True],
+        "training_stall_p50_ms": stall["p50_ms"],
+        "training_stall_max_ms": stall["max_ms"],
+    }
+
+
+def default_run(training: Training, make: Callable[[], dict], folder: Path) -> dict[str, float]:
+    """The saves a default run makes, with one iteration between them: how much smaller is what stays?"""
+    with initialize_config_dir(str(CFG), version_base=None):
+        cfg = compose("train")
+    train = config.train_settings(cfg, config.sim_settings(cfg))
+    last, run = train.total_frames // train.frames_per_batch, folder / "run"
+    files = RunFiles(run, train.keep)
+    network = describe(training.policy, "fast")
+    for iteration in sorted({*range(train.save_interval, last, train.save_interval), last}):
+        training.iterate()
+        state = make()
+        write_checkpoint(files.state(iteration), state, train.compression_level, run / MANIFEST)
+        policy = policy_content(network, state["ppo"]["averaged"], state["ppo"]["value_norm"], {})
+        write_checkpoint(run / "policy.pt", policy)
+        if iteration % train.keep.every == 0:
+            write_checkpoint(files.policy(iteration), policy)
+        write_checkpoint(files.best(iteration, iteration / last), policy)
+        files.prune()
+    now, otherwise = files.bytes_saved()
+    files.close()
+    return {"run_dir_bytes": now, "run_dir_bytes_all_kept": otherwise, "run_dir_saved_fraction": 1 - now / otherwise}
+
+
+# --- all of it --------------------------------------------------------------------------------------------------
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--blocks", type=int, default=6)
+    parser.add_argument("--saves", type=int, default=300)
+    options = parser.parse_args()
+    with initialize_config_dir(str(CFG), version_base=None):
+        cfg = compose("train", overrides=["device=cpu"])
+    scene = generate_scene(
+        cfg.seed, cfg.env.num_maps, cfg.env.num_obstacles, cfg.env_dyn.num_obstacles, cfg.env.route, stream=TRAINING
+    )
+    training = Training(cfg, scene, "fast")
+    for _ in range(20):
+        training.iterate()
+    described = OmegaConf.to_yaml(cfg)
+
+    def own() -> dict:
+        """As scripts/train.py gathers it."""
+        env = training.collector.env.state_dict()
+        return {"config": described, "ppo": training.ppo.state(), "env": env, "random": resume.random_state()}
+
+    generator = torch.Generator().manual_seed(0)
+    big = {"layers": [torch.randn(1 << 20, generator=generator) for _ in range(50)]}
+    sweep = torch.zeros(1 << 24)  # 64 MB
+    twin = [torch.zeros_like(tensor) for tensor in big["layers"]]
+
+    def memcpy() -> None:
+        for to, tensor in zip(twin, big["layers"], strict=True):
+            to.copy_(tensor)
+
+    folder = Path(tempfile.mkdtemp(prefix="bench-checkpoint-"))
+    try:
+        results: dict[str, object] = {}
+        for name, make, saves, work in (
+            ("own", own, options.saves, lambda: sweep.add_(1.0)),
+            ("big", lambda: big, max(5, options.saves // 15), memcpy),
+        ):
+            size = sum(tensor.nbytes for tensor in tensors_of(make()))
+            print(f"\n{name}: {size / 1e6:.1f} MB in {len(tensors_of(make()))} tensors; ms of stall, then of the rest")
+            ways = {
+                "ours": ours(make, folder, saves, work),
+                "torch.save": torch_save(make, folder, max(5, saves // 10)),
+                "dcp.async_save": distributed(make, folder, max(5, saves // 10)),
+            }
+            for way, measured in ways.items():
+                stall = "  ".join(f"{key[:3]} {measured[key]:8.2f}" for key in ("p50_ms", "p99_ms", "max_ms"))
+                rest = f"{measured.get('background_ms', 0.0):8.1f}  {measured['bytes'] / 1e6:7.2f} MB"
+                print(f"  {way:16} {stall}  background {rest}")
+            results[f"{name}_bytes"] = size
+            results |= {f"{name}_{way}": measured for way, measured in ways.items()}
+        copies = [timed(memcpy) for _ in range(20)]
+        results["big_memcpy_ms"] = 1e3 * statistics.median(copies)
+        results["big_stall_ms"] = results["big_ours"]["p50_ms"]
+        results["big_stall_over_memcpy"] = results["big_stall_ms"] / results["big_memcpy_ms"]
+        results |= {f"own_stall_{key}": results["own_ours"][key] for key in ("p50_ms", "p99_ms", "max_ms")}
+        over = results["big_stall_over_memcpy"]
+        print(f"\nmemory copy of 'big': {results['big_memcpy_ms']:.1f} ms; our stall is {over:.2f} of it")
+
+        results["packing"] = packing(own())
+        print("\npacking our state: size left, ms")
+        for name, measured in results["packing"].items():
+            print(f"  {name:24} {measured['ratio']:.3f}  {measured['ms']:8.1f}")
+
+        results |= throughput(training, own, folder, options.blocks)
+        print(
+            f"\niteration {results['iteration_ms']:.0f} ms, saving each {results['iteration_saving_ms']:.0f} ms:"
+            f" {100 * results['throughput_ratio']:.1f} % of the speed;"
+            f" stall p50 {results['training_stall_p50_ms']:.2f}, max {results['training_stall_max_ms']:.2f} ms"
+        )
+        results |= default_run(training, own, folder)
+        print(
+            f"saves of a default run: {results['run_dir_bytes'] / 1e6:.1f} MB stay of"
+            f" {results['run_dir_bytes_all_kept'] / 1e6:.1f} MB, {100 * results['run_dir_saved_fraction']:.0f} % less"
+        )
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    print(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main()

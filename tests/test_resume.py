@@ -1,0 +1,144 @@
+"""What a run is gone on with from, and what is said about it."""
+
+from __future__ import annotations
+
+import logging
+import os
+import random
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.hydra_config import HydraConfig
+from omegaconf import OmegaConf
+
+from navrl import resume
+from navrl.checkpoint.files import write_checkpoint
+from navrl.config import ConfigError
+from navrl.ppo.policy_file import TRAINING_STATE, load_policy
+
+ROOT = Path(__file__).parents[1]
+CFG = str(ROOT / "cfg")
+NAVRL = ROOT / "third_party/navrl/navrl_checkpoint.pt"
+
+
+@pytest.fixture
+def find(tmp_path) -> Callable[..., resume.Resumed | None]:
+    """`resume.find` for a command line."""
+    fresh = tmp_path / "fresh"
+
+    def call(*overrides: str) -> resume.Resumed | None:
+        cfg = compose("train", list(overrides), return_hydra_config=True)
+        OmegaConf.set_readonly(cfg.hydra, False)
+        cfg.hydra.runtime.output_dir = str(fresh)
+        HydraConfig.instance().set_config(cfg)
+        return resume.find(cfg)
+
+    with initialize_config_dir(CFG, version_base=None):
+        yield call
+    HydraConfig.instance().cfg = None
+
+
+@pytest.fixture
+def run(tmp_path, find) -> Path:
+    """A run with two states, begun with seed=4."""
+    described = OmegaConf.to_yaml(compose("train", ["seed=4", "reward=navrl"]))
+    for iteration in (3, 7):
+        state = {
+            "format": TRAINING_STATE, "iteration": iteration, "frames": 100 * iteration, "config": described,
+            "overrides": ["seed=4", "reward=navrl"], "machine": resume.machine_now(),
+        }  # fmt: skip
+        (tmp_path / "run/checkpoints").mkdir(parents=True, exist_ok=True)
+        write_checkpoint(tmp_path / f"run/checkpoints/state-{iteration:08d}.pt", state, 0)
+    return tmp_path / "run"
+
+
+def test_nothing_asked_for(find) -> None:
+    assert find() is None
+
+
+def test_settings_are_those_of_the_run(find, run, caplog) -> None:
+    with caplog.at_level(logging.INFO):
+        resumed = find(f"resume={run}")
+    assert resumed.cfg.seed == 4 and resumed.cfg.reward.velocity == 1.0 and resumed.cfg.resume is None
+    assert resumed.state["iteration"] == 7 and resumed.same_world
+    assert resumed.run == resumed.history == run
+    assert len(caplog.records) == 1 and "iteration 7" in caplog.text, "nothing changed, nothing more to say"
+
+
+def test_a_file_that_is_not_the_last_begins_a_branch(find, run, tmp_path) -> None:
+    last = find(f"resume={run}/checkpoints/state-00000007.pt.lz4")
+    assert last.run == run
+    earlier = find(f"resume={run}/checkpoints/state-00000003.pt")  # with or without .lz4
+    assert earlier.run == tmp_path / "fresh" and earlier.history == run and earlier.state["iteration"] == 3
+    assert find(f"resume={run}/checkpoints").state["iteration"] == 7, "the folder of a run is the run"
+
+
+def test_changes_are_told_and_weighed(find, run, caplog) -> None:
+    changes = ["save_interval=7", "algo.gamma=0.97", "env.num_envs=32", "max_frame_num=5e7", "reward=progress"]
+    with caplog.at_level(logging.INFO):
+        resumed = find(f"resume={run}", *changes)
+    assert resumed.cfg.algo.gamma == 0.97 and resumed.cfg.seed == 4 and not resumed.same_world
+    told = {line.partition(":")[0]: line for line in caplog.messages}
+    for words in ("save_interval 100 → 7", "algo.gamma 0.98 → 0.97", "env.num_envs 1024 → 32", "reward.velocity"):
+        assert words in told["changed since"]
+    inexact = told["not bit for bit the run it would have been, because of"]
+    for key, breaks in {
+        "algo.gamma": True,
+        "max_frame_num": True,
+        "reward.velocity": True,
+        "save_interval": False,
+    }.items():
+        assert (key in inexact) == breaks, key
+    assert told["the drones begin new flights"].endswith("env.num_envs changed")
+
+
+def test_another_machine_is_told(find, run, caplog) -> None:
+    state = resume.newest_state(run)[1]
+    state["machine"]["torch threads"] = 99
+    write_checkpoint(run / "checkpoints/state-00000007.pt", state, 0)
+    find(f"resume={run}")
+    assert "torch threads (99 →" in caplog.text
+
+
+class Bomb:
+    def __reduce__(self) -> tuple:
+        return os.system, ("true",)
+
+
+def test_what_cannot_be_gone_on_with_costs_one_line(find, run, tmp_path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("empty.pt").touch()
+    Path("loop.pt").symlink_to("loop.pt")
+    Path("folder").mkdir()
+    torch.save({"model_state_dict": {}, "optimizer_state_dict": {}, "iter": 3, "infos": None}, "rsl_rl.pt")
+    torch.save({"weights": Bomb()}, "bomb.pt")
+    cases = {
+        "nowhere": "does not exist", "empty.pt": "is empty", "loop.pt": "symbolic links", "bomb.pt": "asks to run",
+        "folder": "holds no training state", "rsl_rl.pt": "not a training state", str(NAVRL): f"checkpoint={NAVRL}",
+    }  # fmt: skip
+    for path, words in cases.items():
+        with pytest.raises(ConfigError) as caught:
+            find(f"resume={path}")
+        line = str(caught.value)
+        assert line.startswith(f"resume={path}: ") and words in line and "\n" not in line
+    cases = {"rsl_rl.pt": "not a checkpoint of navrl or NavRL", "bomb.pt": "asks to run", "folder": "is a directory"}
+    for path, words in (cases | {f"{run}/checkpoints/state-00000003.pt": "resume="}).items():
+        with pytest.raises(ValueError) as caught:
+            load_policy(path)
+        assert words in str(caught.value) and "\n" not in str(caught.value)
+
+
+def test_random_streams_go_on() -> None:
+    def draw() -> tuple:
+        return torch.rand(3).tolist(), random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()
+
+    draw()
+    state = resume.random_state()
+    first = draw()
+    draw()
+    resume.set_random_state(state)
+    assert draw() == first
