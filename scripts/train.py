@@ -12,6 +12,7 @@ Every key below can be given as key=value; those of a section with a dot, as in 
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import signal
 import sys
@@ -201,6 +202,8 @@ def main(cfg: DictConfig) -> None:
         return any(every and iteration % every == 0 for every in intervals)
 
     saved_at = time.monotonic()
+    gc.collect()
+    gc.freeze()  # what was built to stay is not looked through again: that would take 10 ms at odd moments
     with TrainingConsole(str(run), total) as console:
         if resumed and due(train.eval_interval) and scored.get("frames") != frames:
             evaluate(train.eval_episodes)  # that the stop cut short

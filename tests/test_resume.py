@@ -136,6 +136,7 @@ def test_random_streams_go_on() -> None:
     def draw() -> tuple:
         return torch.rand(3).tolist(), random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()
 
+    resume.seed_random_streams(3)
     draw()
     state = resume.random_state()
     first = draw()

@@ -146,27 +146,20 @@ def machine_now() -> dict[str, str | int]:
 
 def seed_random_streams(seed: int) -> None:
     """Begin the global random streams."""
-    torch.manual_seed(seed), random.seed(seed), np.random.seed(seed)
+    torch.manual_seed(seed), random.seed(seed)
+    np.random.set_bit_generator(np.random.PCG64(seed))  # its state is two numbers; the usual one's takes longest of all
 
 
 def random_state() -> dict:
     """The global random streams. The learner's and the world's own are part of their states."""
-    version, words, gauss = random.getstate()
-    kind, key, *rest = np.random.get_state()
-    state = {
-        "torch": torch.get_rng_state(),
-        "python": [version, torch.tensor(words), gauss],
-        "numpy": [kind, torch.from_numpy(key.astype(np.int64)), *rest],
-    }
+    state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
     return state | ({"cuda": torch.cuda.get_rng_state_all()} if torch.cuda.is_available() else {})
 
 
 def set_random_state(state: dict) -> None:
     """Go on from `random_state()`."""
     torch.set_rng_state(state["torch"])
-    version, words, gauss = state["python"]
-    random.setstate((version, tuple(words.tolist()), gauss))
-    kind, key, *rest = state["numpy"]
-    np.random.set_state((kind, key.numpy().astype(np.uint32), *rest))
+    random.setstate(state["python"])
+    np.random.set_state(state["numpy"])
     if torch.cuda.is_available() and len(state.get("cuda", [])) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

@@ -12,7 +12,7 @@ import torch
 
 from navrl.checkpoint import saver as saver_module
 from navrl.checkpoint.saver import AsyncCheckpointSaver
-from navrl.checkpoint.snapshot import Snapshot, tensors_of
+from navrl.checkpoint.snapshot import Live, Snapshot, tensors_of
 
 
 @pytest.fixture
@@ -105,8 +105,8 @@ def test_failures_are_counted_told_once_and_survived(saver, tmp_path, caplog) ->
     with caplog.at_level(logging.WARNING):
         for k in range(3):
             (tmp_path / f"{k}.pt.lz4.tmp").mkdir()  # in the way
-            saver.save_async({}, tmp_path / f"{k}.pt")
-        saver.save_async({}, tmp_path / "good.pt")
+            saver.save_async({}, tmp_path / f"{k}.pt", keep=True)
+        saver.save_async({}, tmp_path / "good.pt", keep=True)
         assert saver.shutdown()
     assert saver.get_stats()["failed"] == 3 and saver.get_stats()["saved"] == 1 and saver.disk.failures == 3
     assert len(caplog.records) == 1 and "training goes on" in caplog.text
@@ -136,15 +136,30 @@ def test_memory_is_used_again(saver, tmp_path) -> None:
     assert len(saver._free) == 1
 
 
-def test_a_snapshot_fits_only_what_it_was_made_for() -> None:
+def test_a_snapshot_uses_its_memory_again_where_it_fits() -> None:
     snapshot = Snapshot()
     tensors = [torch.ones(3), torch.ones(2, 2, dtype=torch.int32)]
-    snapshot.take({"a": tensors}, tensors)
-    assert snapshot.fits(tensors) and not snapshot.fits(tensors[:1])
-    assert not snapshot.fits([torch.ones(3), torch.ones(2, 2)])
+    snapshot.take({"a": tensors})
+    first, second = snapshot.content["a"]
+    snapshot.take({"a": [torch.zeros(3), torch.zeros(2, 2)], "b": torch.zeros(3)})
+    assert snapshot.content["a"][0] is first and (first == 0).all()
+    assert snapshot.content["a"][1] is not second and snapshot.content["b"] is not first
+
+
+def test_live_tensors_are_looked_up_once_and_copied_every_time() -> None:
+    live = Live({"x": torch.zeros(3), "list": [torch.zeros(2, dtype=torch.bfloat16)]})
+    snapshot = Snapshot()
+    for k in range(3):
+        live["x"].fill_(k), live["list"][0].fill_(k)
+        snapshot.take({"a": {"live": live}, "k": k})
+        assert (snapshot.content["a"]["live"]["x"] == k).all() and (snapshot.content["a"]["live"]["list"][0] == k).all()
+        assert type(snapshot.content["a"]["live"]) is dict
+    first = snapshot.content["a"]["live"]["x"]
+    snapshot.take({"a": {"live": Live({"x": torch.full((3,), 9.0)})}})
+    assert snapshot.content["a"]["live"]["x"] is first and (first == 9).all()
 
 
 @pytest.mark.parametrize("value", [np.float64(1.0), np.zeros(3), {1, 2}, torch.nn.Linear(1, 1), torch.__version__])
 def test_what_a_file_could_not_hold_is_refused_at_the_call(saver, tmp_path, value: object) -> None:
-    with pytest.raises(TypeError, match=r"checkpoint\['a'\]\[1\] is a"):
+    with pytest.raises(TypeError, match="a checkpoint holds tensors and plain values, not a "):
         saver.save_async({"a": [1, value]}, tmp_path / "x.pt")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import logging
 import threading
 import time
@@ -11,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from navrl.checkpoint.files import DiskGuard, Written, load_checkpoint, write_checkpoint
-from navrl.checkpoint.snapshot import Snapshot, tensors_of
+from navrl.checkpoint.snapshot import Snapshot
 
 log = logging.getLogger("navrl")
 
@@ -21,10 +22,11 @@ After = Callable[[dict, Written], None]  # runs in the background once a save is
 @dataclass
 class _Job:
     snapshot: Snapshot
-    path: Path
+    path: str | Path
     compress: bool
     keep: bool  # must not be dropped for a newer one
     after: After | None
+    source: dict  # kept so that it is the background thread that takes it apart
 
 
 class AsyncCheckpointSaver:
@@ -50,6 +52,7 @@ class AsyncCheckpointSaver:
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="checkpoint saver", daemon=True)
         self._thread.start()
+        atexit.register(self.shutdown)  # leaving the program waits for what is being saved
 
     def save_async(
         self,
@@ -63,7 +66,6 @@ class AsyncCheckpointSaver:
 
         `keep`: never dropped; waits for room in the queue. `after(copy, written)` runs when the file is on disk.
         """
-        tensors = tensors_of(checkpoint)
         with self._change:
             if self._closed:
                 raise RuntimeError("this saver was shut down")
@@ -71,10 +73,10 @@ class AsyncCheckpointSaver:
                 self._change.wait_for(lambda: len(self._queue) < self.max_queue_size)
             elif len(self._queue) >= self.max_queue_size and not self._make_room():
                 return
-            snapshot = self._snapshot_for(tensors)
-        snapshot.take(checkpoint, tensors)
+            snapshot = self._free_one_for(checkpoint)
+        snapshot.take(checkpoint)
         with self._change:
-            self._queue.append(_Job(snapshot, Path(path), compress, keep, after))
+            self._queue.append(_Job(snapshot, path, compress, keep, after, checkpoint))
             self._change.notify_all()
 
     def shutdown(self, timeout: float | None = None) -> bool:
@@ -84,7 +86,7 @@ class AsyncCheckpointSaver:
             self._closed = True
             self._change.notify_all()
             patience = 1.0
-            while left := [job.path.name for job in ([self._writing] if self._writing else []) + [*self._queue]]:
+            while left := [Path(job.path).name for job in ([self._writing] if self._writing else []) + [*self._queue]]:
                 remaining = patience if deadline is None else min(patience, deadline - time.monotonic())
                 if remaining <= 0:
                     log.warning("not saved in %.0f s: %s", timeout, ", ".join(left))
@@ -93,6 +95,7 @@ class AsyncCheckpointSaver:
                     log.info("saving %s", ", ".join(left))
                     patience = 10.0
         self._thread.join()
+        atexit.unregister(self.shutdown)
         return True
 
     def get_stats(self) -> dict[str, float]:
@@ -122,9 +125,10 @@ class AsyncCheckpointSaver:
                 return True
         return False
 
-    def _snapshot_for(self, tensors: list) -> Snapshot:
+    def _free_one_for(self, checkpoint: dict) -> Snapshot:
+        """Memory that was used for the like: checkpoints of one kind have the same keys."""
         for snapshot in self._free:
-            if snapshot.fits(tensors):
+            if snapshot.content.keys() == checkpoint.keys():
                 self._free.remove(snapshot)
                 return snapshot
         return Snapshot()
@@ -151,12 +155,13 @@ class AsyncCheckpointSaver:
 
     def _save(self, job: _Job) -> None:
         job.snapshot.wait()
-        folder = job.path.parent
+        path = Path(job.path)
+        folder = path.parent
         if not folder.is_dir():
-            self.disk.failed(f"saving {job.path}", f"{folder} has vanished (made again, but what was in it is gone)")
+            self.disk.failed(f"saving {path}", f"{folder} has vanished (made again, but what was in it is gone)")
             folder.mkdir(parents=True, exist_ok=True)
         level = self.level if job.compress else None
-        written = write_checkpoint(job.path, job.snapshot.content, level, self.manifest)
+        written = write_checkpoint(path, job.snapshot.content, level, self.manifest)
         with self._change:
             self._stats["saved"] += 1
             self._stats["bytes"] += written.bytes

@@ -2,12 +2,43 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-PLAIN = (int, float, str, bool, type(None))
+PLAIN = {int, float, str, bool, type(None)}
+LARGE = 1 << 22  # bytes from which several threads copy faster than one; waking them may take 10 ms
+
+
+class Live(dict):
+    """Tensors, in dicts and lists, that are written into but never exchanged: snapshots look through them once."""
+
+
+@dataclass
+class _Pairs:
+    """Where to copy to and from."""
+
+    small: list[tuple[memoryview, memoryview]] = field(default_factory=list)  # a third of torch's time, or numpy's
+    other: list[tuple[Tensor, Tensor]] = field(default_factory=list)
+
+    def add(self, copy: Tensor, tensor: Tensor) -> None:
+        if tensor.is_cuda or tensor.nbytes >= LARGE or not tensor.is_contiguous():
+            self.other.append((copy, tensor))
+        elif tensor.nbytes:
+            self.small.append((_bytes(copy), _bytes(tensor)))
+
+    def copy(self) -> None:
+        for copy, tensor in self.small:
+            copy[:] = tensor
+        if self.other:
+            copies, tensors = zip(*self.other, strict=True)
+            with torch.no_grad():
+                torch._foreach_copy_(copies, tensors, non_blocking=True)
+
+
+def _bytes(tensor: Tensor) -> memoryview:
+    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())
 
 
 class Snapshot:
@@ -19,27 +50,19 @@ class Snapshot:
 
     def __init__(self) -> None:
         self.content: dict = {}
-        self._buffers: list[Tensor] = []
+        self._known: dict[int, tuple[Live, dict, _Pairs]] = {}  # by id
         self._copied: torch.cuda.Event | None = None
 
-    def fits(self, tensors: list[Tensor]) -> bool:
-        """True if `take` would need no new memory."""
-        mine = self._buffers
-        return len(mine) == len(tensors) and all(
-            a.shape == b.shape and a.dtype == b.dtype for a, b in zip(mine, tensors, strict=True)
-        )
-
-    def take(self, content: dict, tensors: list[Tensor]) -> None:
-        """Copy `content`, whose tensors in order are `tensors`."""
-        if not self.fits(tensors):
-            self._buffers = [torch.empty(t.shape, dtype=t.dtype, pin_memory=t.is_cuda) for t in tensors]
-        if tensors:
-            with torch.no_grad():
-                torch._foreach_copy_(self._buffers, tensors, non_blocking=True)
-        if any(t.is_cuda for t in tensors):
+    def take(self, content: dict) -> None:
+        """Copy `content`: nested dicts, lists and tuples of tensors and plain values. TypeError for anything else."""
+        known, self._known, pairs = self._known, {}, _Pairs()
+        self.content = self._copy(content, self.content, pairs, known)
+        parts = [pairs, *(live_pairs for _, _, live_pairs in self._known.values())]
+        for part in parts:
+            part.copy()
+        if any(tensor.is_cuda for part in parts for _, tensor in part.other):
             self._copied = torch.cuda.Event()
             self._copied.record()
-        self.content = _rebuild(content, iter(self._buffers))
 
     def wait(self) -> None:
         """Until the copy has arrived; call it where waiting is free."""
@@ -47,36 +70,37 @@ class Snapshot:
             self._copied.synchronize()
             self._copied = None
 
+    def _copy(self, node: object, old: object, pairs: _Pairs, known: dict | None) -> object:
+        """`node` with every tensor replaced by memory for its copy: that of `old`, the copy before, where it fits."""
+        if type(node) is Live and known is not None:
+            if id(node) not in known:
+                mine = _Pairs()
+                known[id(node)] = node, self._copy(dict(node), old, mine, None), mine
+            self._known[id(node)] = known[id(node)]
+            return known[id(node)][1]
+        if isinstance(node, Tensor):
+            if not isinstance(old, Tensor) or old.shape != node.shape or old.dtype != node.dtype:
+                old = torch.empty(node.shape, dtype=node.dtype, pin_memory=node.is_cuda)
+            pairs.add(old, node)
+            return old
+        if type(node) in PLAIN:
+            return node
+        if isinstance(node, dict):
+            before = old if isinstance(old, dict) else {}
+            return {key: self._copy(value, before.get(key), pairs, known) for key, value in node.items()}
+        if isinstance(node, list | tuple):
+            if set(map(type, node)) <= PLAIN:
+                return type(node)(node)
+            before = old if isinstance(old, list | tuple) and len(old) == len(node) else [None] * len(node)
+            new = [self._copy(value, before[index], pairs, known) for index, value in enumerate(node)]
+            return new if isinstance(node, list) else tuple(new)
+        raise TypeError(f"a checkpoint holds tensors and plain values, not a {type(node).__name__}: {node!r:.60}")
 
-def tensors_of(content: object, where: str = "checkpoint") -> list[Tensor]:
-    """The tensors in nested dicts, lists and tuples, in order. Raises TypeError for what a file could not hold."""
-    found: list[Tensor] = []
-    _collect(content, where, found)
-    return found
 
-
-def _collect(node: object, where: str, found: list[Tensor]) -> None:
-    if isinstance(node, Tensor):
-        found.append(node)
-    elif isinstance(node, dict):
-        for key, value in node.items():
-            if isinstance(value, Tensor):
-                found.append(value)
-            else:
-                _collect(value, f"{where}[{key!r}]", found)
-    elif isinstance(node, list | tuple):
-        for index, value in enumerate(node):
-            _collect(value, f"{where}[{index}]", found)
-    elif type(node) not in PLAIN:  # subclasses would come back as what they are, or not at all
-        raise TypeError(f"{where} is a {type(node).__name__}; a checkpoint holds tensors and plain values")
-
-
-def _rebuild(node: object, buffers: Iterator[Tensor]) -> object:
-    if isinstance(node, Tensor):
-        return next(buffers)
-    if isinstance(node, dict):
-        return {key: _rebuild(value, buffers) for key, value in node.items()}
-    if isinstance(node, list | tuple):
-        copied = [_rebuild(value, buffers) for value in node]
-        return copied if isinstance(node, list) else tuple(copied)
-    return node
+def tensors_of(content: object) -> list[Tensor]:
+    """The tensors in nested dicts, lists and tuples, in order."""
+    if isinstance(content, Tensor):
+        return [content]
+    if isinstance(content, dict):
+        content = [*content.values()]
+    return [t for value in content for t in tensors_of(value)] if isinstance(content, list | tuple) else []

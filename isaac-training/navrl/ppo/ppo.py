@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from navrl.checkpoint.snapshot import Live
 from navrl.ppo import beta as beta_policy
 from navrl.ppo.networks import ACTIONS, ActorCritic
 from navrl.ppo.returns import ValueNorm, gae
@@ -25,6 +26,7 @@ LEARNED_FROM = [
     ("unit",),
 ]
 MEASURED = ("policy", "value", "entropy", "clipped")  # per minibatch, averaged over an update
+MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of every parameter; its rates are set at every update
 SCHEDULES = ("adaptive", "constant")
 
 
@@ -76,6 +78,8 @@ class PPO(nn.Module):
         self.optimizer = torch.optim.Adam(groups, eps=1e-5, fused=True)
         self.rate_scale, self.updates = 1.0, 0
         self._buffers_for: dict[str, Tensor] = {}
+        # What `state` gathers, once: it takes longer than copying it does.
+        self._live: dict | None = None
 
     # --- acting -------------------------------------------------------------------------------------------------
 
@@ -223,6 +227,7 @@ class PPO(nn.Module):
             self.rate_scale = min(max(self.rate_scale * factor, 0.01), 3.0)
 
     def _average(self) -> None:
+        self._live = self._live if self.updates else None  # Adam has its moments from the first update on
         self.updates += 1
         weight = max(1.0 - self.settings.averaging, 1.0 / (1.0 + 0.2 * self.updates))  # quicker at first
         torch._foreach_lerp_([*self.averaged.parameters()], [*self.policy.parameters()], weight)
@@ -244,17 +249,25 @@ class PPO(nn.Module):
     # --- state --------------------------------------------------------------------------------------------------
 
     def state(self) -> dict:
-        """All that is needed to go on learning exactly from here."""
-        modules = {name: getattr(self, name).state_dict() for name in ("policy", "averaged", "value_norm", "optimizer")}
-        numbers = {"rate_scale": self.rate_scale, "updates": self.updates}
-        return {**modules, **numbers, "generator": self.generator.get_state()}
+        """All that is needed to go on learning exactly from here; live tensors, copy them to keep."""
+        if self._live is None:
+            self._live = {name: Live(getattr(self, name).state_dict()) for name in ("policy", "averaged", "value_norm")}
+            adam = [self.optimizer.state[p] for p in self.policy.parameters()] if self.updates else []
+            self._live["adam"] = Live({name: [moment[name] for moment in adam] for name in MOMENTS})
+        numbers = {"rate_scale": self.rate_scale, "updates": self.updates, "generator": self.generator.get_state()}
+        return self._live | numbers
 
     def load_state(self, state: dict) -> None:
         """Go on from `state()`."""
         for name in ("policy", "averaged", "value_norm"):
             getattr(self, name).load_state_dict(state[name])
-        # Adam would keep the very tensors it is given and go on to change them.
-        self.optimizer.load_state_dict(copy.deepcopy(state["optimizer"]))
+        self._live = None
+        self.optimizer.state.clear()
+        for p, *moments in zip(
+            self.policy.parameters(), *state["adam"].values(), strict=False
+        ):  # none before the first
+            copies = (moment.to(p.device, copy=True) for moment in moments)  # Adam changes what it is given
+            self.optimizer.state[p] = dict(zip(state["adam"], copies, strict=True))
         self.rate_scale, self.updates = state["rate_scale"], state["updates"]
         if len(state["generator"]) == len(self.generator.get_state()):  # a CPU's and a GPU's differ
             self.generator.set_state(state["generator"])

@@ -9,6 +9,7 @@ import numpy as np
 import torch
 import warp as wp
 
+from navrl.checkpoint.snapshot import Live
 from navrl.native.launch import Recorded, Team, number_at
 from navrl.native.runtime import FORWARD_ONLY, start_warp
 from navrl.sim.lidar import bucket_boxes, lidar_functions
@@ -222,8 +223,8 @@ class WarpSimulator:
         self.team.run(self._slices, self._prepared)
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        state = {name: getattr(self, name) for name in self._kept}
-        return state | {"physics_step": torch.tensor(self.physics_step)}
+        self._state["physics_step"].fill_(self.physics_step)
+        return self._state
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         for name in self._kept:
@@ -267,6 +268,7 @@ class WarpSimulator:
         self.moving_position = self._moving_path[-1]
 
         self._command = floats(n, 3)
+        self._state = Live({name: getattr(self, name) for name in self._kept} | {"physics_step": torch.tensor(0)})
 
     def _make_launches(self) -> None:
         settings, n, dt = self.settings, self.settings.num_envs, self.settings.step_seconds

@@ -12,6 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase
 
+from navrl.checkpoint.snapshot import Live
 from navrl.native.launch import Recorded
 from navrl.sim.simulator import Simulator
 from navrl.task import kernels
@@ -104,18 +105,16 @@ class NavigationEnv(EnvBase):
 
     # --- state --------------------------------------------------------------------------------------------------
 
-    def state_dict(self, *_, **__) -> dict[str, torch.Tensor]:
+    def state_dict(self, *_, **__) -> dict[str, dict[str, torch.Tensor]]:
         """All that is needed to go on exactly from here, the simulator included. Copy the tensors to keep them."""
-        state = {f"task.{name}": getattr(self, f"_{name}") for name in self._kept}
-        return state | {f"simulator.{name}": value for name, value in self.simulator.state_dict().items()}
+        return {"task": self._state, "simulator": self.simulator.state_dict()}
 
-    def load_state_dict(self, state: dict[str, torch.Tensor], *_, **__) -> None:
+    def load_state_dict(self, state: dict[str, dict[str, torch.Tensor]], *_, **__) -> None:
         """Go on from `state_dict()` of an environment built alike. The next reset of all drones resets none."""
         for name in self._kept:
-            getattr(self, f"_{name}").copy_(state[f"task.{name}"])
+            self._state[name].copy_(state["task"][name])
         self._begin.set("seed", int(self._seed))
-        prefix = "simulator."
-        self.simulator.load_state_dict({k[len(prefix) :]: v for k, v in state.items() if k.startswith(prefix)})
+        self.simulator.load_state_dict(state["simulator"])
         self._loaded = True
 
     def observation(self) -> TensorDictBase:
@@ -149,6 +148,7 @@ class NavigationEnv(EnvBase):
         self._elapsed, self._outcome = zeros(n, dtype=torch.int32), zeros(n, dtype=torch.int32)
         # Rows a little longer than n: at a power of two all of a drone's statistics would compete for one cache set.
         self._stats = zeros(STAT_COUNT, n + 16)[:, :n]
+        self._state = Live({name: getattr(self, f"_{name}") for name in self._kept})
         self._start, self._yaw = zeros(n, 3), zeros(n)
         self._start_map = zeros(n, dtype=torch.int32)
         self._nearest = zeros(n, NEAREST, dtype=torch.int32)
