@@ -17,6 +17,7 @@ from omegaconf import DictConfig, OmegaConf
 from navrl import config
 from navrl.checkpoint.files import BadCheckpoint, load_checkpoint
 from navrl.checkpoint.run_files import FOLDER, RunFiles, newest_state, states_of
+from navrl.checkpoint.snapshot import Live
 from navrl.config import ConfigError, TrainSettings
 from navrl.ppo.policy_file import FORMAT, TRAINING_STATE
 
@@ -150,16 +151,25 @@ def seed_random_streams(seed: int) -> None:
     np.random.set_bit_generator(np.random.PCG64(seed))  # its state is two numbers; the usual one's takes longest of all
 
 
+_unused: tuple[object, Live] = None, Live()  # streams that nothing here draws from: usually as at the last save
+
+
 def random_state() -> dict:
     """The global random streams. The learner's and the world's own are part of their states."""
-    state = {"torch": torch.get_rng_state(), "python": random.getstate(), "numpy": np.random.get_state(legacy=False)}
+    global _unused
+    streams = random.getstate(), np.random.get_state(legacy=False)
+    if streams != _unused[0]:
+        version, words, gauss = streams[0]
+        _unused = streams, Live(python=[version, torch.tensor(words), gauss], numpy=streams[1])
+    state = {"torch": torch.get_rng_state(), "other": _unused[1]}
     return state | ({"cuda": torch.cuda.get_rng_state_all()} if torch.cuda.is_available() else {})
 
 
 def set_random_state(state: dict) -> None:
     """Go on from `random_state()`."""
     torch.set_rng_state(state["torch"])
-    random.setstate(state["python"])
-    np.random.set_state(state["numpy"])
+    version, words, gauss = state["other"]["python"]
+    random.setstate((version, tuple(words.tolist()), gauss))
+    np.random.set_state(state["other"]["numpy"])
     if torch.cuda.is_available() and len(state.get("cuda", [])) == torch.cuda.device_count():
         torch.cuda.set_rng_state_all(state["cuda"])

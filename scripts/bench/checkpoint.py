@@ -39,8 +39,10 @@ from navrl.checkpoint.files import MANIFEST, load_checkpoint, write_checkpoint
 from navrl.checkpoint.run_files import RunFiles
 from navrl.checkpoint.saver import AsyncCheckpointSaver
 from navrl.checkpoint.snapshot import tensors_of
+from navrl.monitor.flights import RecentFlights
 from navrl.ppo.policy_file import describe, policy_content
 from navrl.sim.scene import TRAINING, generate_scene
+from navrl.task.kernels import OUTCOMES
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
@@ -222,12 +224,15 @@ def main() -> None:
         training.iterate()
     gc.collect()
     gc.freeze()  # as scripts/train.py does
+    flights = RecentFlights()
+    flights.add({name: np.zeros(flights.window, np.float32) for name in (*OUTCOMES, "return", "length")})
     described = OmegaConf.to_yaml(cfg)
 
     def own() -> dict:
         """As scripts/train.py gathers it."""
-        env = training.collector.env.state_dict()
-        return {"config": described, "ppo": training.ppo.state(), "env": env, "random": resume.random_state()}
+        env, learned = training.collector.env.state_dict(), training.ppo.state()
+        streams, recent = resume.random_state(), flights.state()
+        return {"config": described, "ppo": learned, "env": env, "random": streams, "flights": recent}
 
     generator = torch.Generator().manual_seed(0)
     big = {"layers": [torch.randn(1 << 20, generator=generator) for _ in range(50)]}

@@ -64,10 +64,10 @@ def write_checkpoint(path: Path, content: dict, level: int | None = None, manife
         with temporary.open("wb") as file:
             sink = _Sink(file, level)
             try:
-                torch.save(content, sink)
-            except RuntimeError as error:  # how torch wraps what went wrong while writing
+                with io.BufferedWriter(sink, PIECE) as buffer:  # torch writes in hundreds of small pieces
+                    torch.save(content, buffer)
+            except (RuntimeError, ValueError) as error:  # how torch and the buffer wrap what went wrong while writing
                 raise sink.error or error from None
-            sink.finish()
             file.flush()
             os.fsync(file.fileno())
         name = os.path.relpath(path, manifest.parent) if manifest else path.name
@@ -85,7 +85,7 @@ def write_checkpoint(path: Path, content: dict, level: int | None = None, manife
     return written
 
 
-class _Sink:
+class _Sink(io.RawIOBase):
     """What torch.save writes into: bytes are packed and passed on as they come, and nothing is held twice.
 
     Packing, checksum and disk all work without the interpreter lock.
@@ -104,7 +104,10 @@ class _Sink:
             )
             self._put(self.packer.begin())
 
-    def write(self, data: memoryview | bytes) -> int:
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: memoryview) -> int:
         try:
             self._put(self.packer.compress(data) if self.packer else data)
         except OSError as error:
@@ -113,12 +116,10 @@ class _Sink:
         self.raw += len(data)
         return len(data)
 
-    def flush(self) -> None:
-        """Flushed once, at the end."""
-
-    def finish(self) -> None:
-        if self.packer:
+    def close(self) -> None:
+        if not self.closed and self.packer and not self.error:
             self._put(self.packer.flush())
+        super().close()
 
     def _put(self, data: memoryview | bytes) -> None:
         self.crc = zlib.crc32(data, self.crc)

@@ -51,12 +51,13 @@ class RecentFlights:
         for name, new in ended.items():
             self.values[name] = np.concatenate([self.values.get(name, new[:0]), new])[-self.window :]
 
-    def state(self) -> dict[str, torch.Tensor]:
-        return {name: torch.from_numpy(values) for name, values in self.values.items()}
+    def state(self) -> dict:
+        rows = np.stack([*self.values.values()]) if self.values else np.zeros((0, 0), np.float32)
+        return {"names": [*self.values], "values": torch.from_numpy(rows)}
 
-    def load_state(self, state: dict[str, torch.Tensor]) -> None:
+    def load_state(self, state: dict) -> None:
         """Go on from `state()`."""
-        self.values = {name: values.numpy().copy() for name, values in state.items()}
+        self.values = dict(zip(state["names"], state["values"].numpy().copy(), strict=True))
 
     def means(self) -> dict[str, float]:
         return {f"flights/{name}": float(values.mean()) for name, values in self.values.items() if len(values)}

@@ -26,7 +26,7 @@ LEARNED_FROM = [
     ("unit",),
 ]
 MEASURED = ("policy", "value", "entropy", "clipped")  # per minibatch, averaged over an update
-MOMENTS = ("step", "exp_avg", "exp_avg_sq")  # what Adam remembers of every parameter; its rates are set at every update
+MOMENTS = ("exp_avg", "exp_avg_sq")  # what Adam remembers of every parameter; its rates are set at every update
 SCHEDULES = ("adaptive", "constant")
 
 
@@ -253,7 +253,8 @@ class PPO(nn.Module):
         if self._live is None:
             self._live = {name: Live(getattr(self, name).state_dict()) for name in ("policy", "averaged", "value_norm")}
             adam = [self.optimizer.state[p] for p in self.policy.parameters()] if self.updates else []
-            self._live["adam"] = Live({name: [moment[name] for moment in adam] for name in MOMENTS})
+            moments = {name: [moment[name] for moment in adam] for name in MOMENTS}
+            self._live["adam"] = Live(moments | {"step": adam[0]["step"] if adam else None})  # the same for all
         numbers = {"rate_scale": self.rate_scale, "updates": self.updates, "generator": self.generator.get_state()}
         return self._live | numbers
 
@@ -263,11 +264,10 @@ class PPO(nn.Module):
             getattr(self, name).load_state_dict(state[name])
         self._live = None
         self.optimizer.state.clear()
-        for p, *moments in zip(
-            self.policy.parameters(), *state["adam"].values(), strict=False
-        ):  # none before the first
-            copies = (moment.to(p.device, copy=True) for moment in moments)  # Adam changes what it is given
-            self.optimizer.state[p] = dict(zip(state["adam"], copies, strict=True))
+        adam = state["adam"]
+        for p, *moments in zip(self.policy.parameters(), *(adam[name] for name in MOMENTS), strict=False):
+            copies = [moment.to(p.device, copy=True) for moment in (adam["step"], *moments)]  # Adam changes what it has
+            self.optimizer.state[p] = dict(zip(("step", *MOMENTS), copies, strict=True))
         self.rate_scale, self.updates = state["rate_scale"], state["updates"]
         if len(state["generator"]) == len(self.generator.get_state()):  # a CPU's and a GPU's differ
             self.generator.set_state(state["generator"])
