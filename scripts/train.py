@@ -20,7 +20,6 @@ import time
 from pathlib import Path
 
 import hydra
-import psutil
 import torch
 from omegaconf import DictConfig, OmegaConf
 from torchrl.collectors import Collector
@@ -34,7 +33,7 @@ from navrl.monitor.console import TrainingConsole, clock
 from navrl.monitor.curves import draw_curves
 from navrl.monitor.flights import RecentFlights, draw_flights, results_table
 from navrl.monitor.metrics import CsvLogger, Logger, TensorBoardLogger, WandbLogger, code_version, read_rows
-from navrl.monitor.timers import PhaseTimers
+from navrl.monitor.performance import PerformanceMonitor
 from navrl.ppo.networks import ENCODERS, ActorCritic
 from navrl.ppo.policy_file import TRAINING_STATE, describe, load_policy, policy_content
 from navrl.ppo.ppo import PPO, NotFinite
@@ -87,7 +86,12 @@ def main(cfg: DictConfig) -> None:
     )
 
     # Where the run is.
-    flights, timers = RecentFlights(), PhaseTimers()
+    flights = RecentFlights()
+    monitor = PerformanceMonitor(sim_settings.device, run / "trace.json" if train.trace else None)
+    for thing, method, name in (
+        (env, "step_and_maybe_reset", "simulation"), (ppo, "forward", "policy"), (ppo, "lay_out", "advantages"),
+    ):  # fmt: skip
+        monitor.watch(thing, method, name)
     scores: dict[str, float] = {}  # success on unseen maps at the last evaluation
     scored: dict[str, int] = {}  # when that was, and over how many flights
     iteration = frames = 0
@@ -95,7 +99,7 @@ def main(cfg: DictConfig) -> None:
         state = resumed.state
         ppo.load_state(state["ppo"])  # now, because the collector tries the policy out when it is made
         flights.load_state(state["flights"])
-        timers.load_state(state["timers"])
+        monitor.load_state(state["performance"])
         resume.set_random_state(state["random"])
         iteration, frames, scores, scored = state["iteration"], state["frames"], state["scores"], state["scored"]
     last = iteration + (train.total_frames - frames) // train.frames_per_batch
@@ -106,9 +110,10 @@ def main(cfg: DictConfig) -> None:
     disk, stop = DiskGuard(), StopRequest()
     saver = AsyncCheckpointSaver(train.queue_size, train.compression_level, run / MANIFEST, disk)
     broken: NotFinite | None = None
+    buffers = 0  # bytes of a batch
 
     def log(metrics: dict[str, float]) -> None:
-        with timers("log"), disk("logging"):
+        with monitor.timer("log"), disk("logging"):
             for logger in loggers:
                 logger.log(metrics, frames)
 
@@ -119,7 +124,7 @@ def main(cfg: DictConfig) -> None:
             "dt": sim_settings.dt,
             "lidar_vfov": list(sim_settings.lidar.vfov),
             "frames": frames,
-            "seconds": timers.elapsed,
+            "seconds": monitor.elapsed,
             "seed": cfg.seed,
             "commit": version,
             "command": " ".join(["scripts/train.py", *overrides]),
@@ -133,7 +138,7 @@ def main(cfg: DictConfig) -> None:
             if stop and stop.seconds > patience:
                 raise InterruptedError
 
-        with timers("evaluate"):
+        with monitor.timer("evaluate"):
             try:
                 flown = {
                     s: evaluator.fly(s, episodes, lambda seen: ppo.averaged.act(**seen), give_way) for s in scenarios
@@ -155,13 +160,13 @@ def main(cfg: DictConfig) -> None:
                     draw_flights(picture, title, flown[scenarios[0]])
                     for logger in loggers:
                         logger.picture("flights", picture, frames)
-        console.say(results_table(results, f"unseen maps after {frames / 1e6:.1f} M frames, {clock(timers.elapsed)}"))
+        console.say(results_table(results, f"unseen maps after {frames / 1e6:.1f} M frames, {clock(monitor.elapsed)}"))
         log(scores)
         draw()
 
     def draw() -> None:
-        with timers("evaluate"), disk("drawing curves"):
-            draw_curves(run / "curves.png", f"{run}   {clock(timers.elapsed)}", loggers[0].rows)
+        with monitor.timer("evaluate"), disk("drawing curves"):
+            draw_curves(run / "curves.png", f"{run}   {clock(monitor.elapsed)}", loggers[0].rows)
 
     def state_now() -> dict:
         """All that is needed to go on exactly from here; live tensors, which the saver copies."""
@@ -178,7 +183,7 @@ def main(cfg: DictConfig) -> None:
             "env": env.state_dict(),
             "random": resume.random_state(),
             "flights": flights.state(),
-            "timers": timers.state(),
+            "performance": monitor.state(),
             "scores": scores,
             "scored": scored,
             "wandb_id": next((logger.run.id for logger in loggers if isinstance(logger, WandbLogger)), None),
@@ -186,7 +191,7 @@ def main(cfg: DictConfig) -> None:
 
     def save(keep: bool = False) -> None:
         nonlocal saved_at
-        with timers("save"):
+        with monitor.timer("save"):
             saver.save_async(state_now(), files.state(iteration), train.compress, keep, after=keep_policy)
         saved_at = time.monotonic()
 
@@ -211,9 +216,9 @@ def main(cfg: DictConfig) -> None:
         while iteration < last and not stop:
             began = time.perf_counter()
             try:
-                with timers("collect"):
+                with monitor.timer("collect"):
                     batch = next(batches)
-                with timers("update"):
+                with monitor.timer("update"):
                     metrics = ppo.update(batch, progress=frames / total)
             except NotFinite as error:
                 broken = error
@@ -224,11 +229,17 @@ def main(cfg: DictConfig) -> None:
             flights.add({name: batch["next", "stats", name][ended].view(-1).cpu().numpy() for name in SHOWN})
             metrics |= flights.means() | {
                 "charts/SPS": train.frames_per_batch / (time.perf_counter() - began),
-                "charts/minutes": timers.elapsed / 60,
-                "perf/memory_mb": psutil.Process().memory_info().rss / 1e6,
+                "charts/minutes": monitor.elapsed / 60,
             }
+            buffers = buffers or batch.bytes()
+            metrics |= monitor.memory(buffers)
+            if due(train.perf_interval):
+                metrics |= monitor.end_window()
+                console.say(monitor.get_summary())
+                with disk("writing the trace"):
+                    monitor.write_trace()
             log(metrics)
-            console.update(frames, frames / timers.elapsed, metrics | scores, timers.shares())
+            console.update(frames, frames / monitor.elapsed, metrics | scores, monitor.shares())
             if iteration == last or stop:
                 break
             if due(train.eval_interval):
@@ -252,6 +263,8 @@ def main(cfg: DictConfig) -> None:
             draw()
     saver.shutdown()
     collector.shutdown()
+    with disk("writing the trace"):
+        monitor.write_trace()
     for logger in loggers:
         logger.close()
     stop.restore()
@@ -259,8 +272,8 @@ def main(cfg: DictConfig) -> None:
     written = saver.get_stats()
     files.close()
     print(
-        f"{'stopped' if stop or broken else 'done'} after {frames / 1e6:.1f} M frames in {clock(timers.elapsed)}"
-        f" ({frames / timers.elapsed:,.0f} frames/s), peak memory {peak_memory_mb():,.0f} MB\n"
+        f"{'stopped' if stop or broken else 'done'} after {frames / 1e6:.1f} M frames in {clock(monitor.elapsed)}"
+        f" ({frames / monitor.elapsed:,.0f} frames/s), peak memory {peak_memory_mb():,.0f} MB\n"
         f"saved {written['saved']} times, {written['dropped']} dropped, packed to {100 * written['ratio']:.0f} %;"
         f" directory {now / 1e6:.1f} MB, {otherwise / 1e6:.1f} MB had every state been kept\n"
         f"policy, curves and pictures: {run}\n"

@@ -343,6 +343,8 @@ class TrainSettings:
     eval_maps: int
     eval_seed: int
     picture: bool
+    trace: bool
+    perf_interval: int
     logger: str
     wandb: dict[str, str | None]
 
@@ -427,6 +429,8 @@ def train_settings(cfg: DictConfig, sim: SimSettings) -> TrainSettings:
         eval_maps=int(number(cfg, "eval.maps", 1, MAX_EPISODES, whole=True)),
         eval_seed=seed_at(cfg, "eval.seed"),
         picture=switch(cfg, "eval.picture"),
+        trace=switch(cfg, "perf.trace"),
+        perf_interval=int(number(cfg, "perf.interval", 0, 1e9, whole=True)),
         logger="none" if (logger, wandb["mode"]) == ("wandb", "disabled") else logger,
         wandb=wandb,
     )

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from navrl.monitor.console import TrainingConsole
+from navrl.monitor.console import TrainingConsole, clock
 
 METRICS = {"flights/success": 0.5, "flights/timeout": 0.5, "eval/crossing-350-80/success": 0.6}
 
@@ -26,3 +26,7 @@ def test_panel_and_plain_lines_say_the_same() -> None:
             assert words in text.replace("\x1b[1m", "").replace("\x1b[0m", ""), words
     assert "crossing-350-80" in show(terminal=True)
     assert "\x1b" not in show(terminal=False)
+
+
+def test_clock() -> None:
+    assert clock(3723) == "1:02:03" and clock(63) == "1:03"

@@ -6,11 +6,9 @@ import csv
 
 import pytest
 
-from navrl.monitor.console import clock
 from navrl.monitor.curves import draw_comparison, draw_curves, series
 from navrl.monitor.flights import RecentFlights
 from navrl.monitor.metrics import CsvLogger, read_rows
-from navrl.monitor.timers import PhaseTimers
 
 
 def test_new_columns(tmp_path) -> None:
@@ -58,11 +56,3 @@ def test_recent_flights_forget() -> None:
     flights.add({"success": np.zeros(4)})
     flights.add({"success": np.ones(3)})
     assert flights.means() == {"flights/success": 0.75}
-
-
-def test_timers_share_out_the_time() -> None:
-    timers = PhaseTimers()
-    with timers("a"):
-        sum(range(10_000))
-    assert 0 < timers.shares()["a"] <= 1
-    assert clock(3723) == "1:02:03" and clock(63) == "1:03"

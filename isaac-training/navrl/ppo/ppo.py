@@ -128,7 +128,7 @@ class PPO(nn.Module):
 
     def _learn(self, batch: TensorDictBase, progress: float, watch: bool = False) -> dict[str, float]:
         s = self.settings
-        rows, columns, explained = self._lay_out(batch)
+        rows, columns, explained = self.lay_out(batch)
         self._set_rates(progress)
         size = len(rows) // s.minibatches
         picked = self._buffer("picked", size, rows.shape[1]), self._buffer("picked columns", size, columns.shape[1])
@@ -183,7 +183,7 @@ class PPO(nn.Module):
         return parts | {"kl": kl, "clipped": clipped}
 
     @torch.no_grad()
-    def _lay_out(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, float]:
+    def lay_out(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, float]:
         """The batch as one row of network input a frame, one row of all else the losses need, explained variance."""
         s = self.settings
         seen, then = batch["agents", "observation"], batch["next", "agents", "observation"]

@@ -1,0 +1,231 @@
+"""Where the time and the memory of a run go: nested timers, a summary, a trace that Perfetto opens."""
+
+from __future__ import annotations
+
+import functools
+import json
+import logging
+import os
+import threading
+import time
+from collections import deque
+from pathlib import Path
+from types import TracebackType
+
+import numpy as np
+import psutil
+import torch
+
+log = logging.getLogger("navrl")
+
+KEPT = 1000  # durations a timer remembers
+GROWTH_WINDOWS, GROWTH_MB = 5, 50.0  # memory that rises in so many windows in a row, by so much, is told of
+
+
+class Timer:
+    """One place in the tree of timers. As a context it measures; on CUDA the device's own time, asked for later."""
+
+    __slots__ = (
+        "_began",
+        "_monitor",
+        "_pending",
+        "_started",
+        "children",
+        "count",
+        "durations",
+        "parent",
+        "path",
+        "total",
+    )
+
+    def __init__(self, monitor: PerformanceMonitor, parent: Timer | None, path: str) -> None:
+        self._monitor, self.parent, self.path = monitor, parent, path
+        self.children: dict[str, Timer] = {}
+        self.durations: deque[float] = deque(maxlen=KEPT)
+        self.total, self.count, self._began = 0.0, 0, 0.0
+        self._started: torch.cuda.Event | None = None
+        self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
+
+    def __enter__(self) -> Timer:
+        monitor = self._monitor
+        monitor._place.current = self
+        if monitor._cuda:
+            self._started = _event()
+        self._began = time.perf_counter()
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        ended = time.perf_counter()
+        monitor = self._monitor
+        monitor._place.current = self.parent
+        if monitor._cuda:
+            self._pending.append((self._started, _event()))
+        else:
+            self.add(ended - self._began)
+        if monitor._events is not None:
+            monitor._events.append((self.path, self._began, ended, threading.get_native_id()))
+
+    def add(self, seconds: float) -> None:
+        self.durations.append(seconds)
+        self.total += seconds
+        self.count += 1
+
+    def collect(self) -> None:
+        """Take in what the device has finished by now, without waiting for the rest."""
+        while self._pending and self._pending[0][1].query():
+            began, ended = self._pending.popleft()
+            self.add(began.elapsed_time(ended) / 1e3)
+
+
+def _event() -> torch.cuda.Event:
+    event = torch.cuda.Event(enable_timing=True)
+    event.record()
+    return event
+
+
+class PerformanceMonitor:
+    """`with monitor.timer("update"):` measures; inside another timer it becomes its child, as in "collect/policy".
+
+    Threads have trees of their own. Timers cost about a microsecond; nothing here waits for a device.
+    """
+
+    def __init__(self, device: str = "cpu", trace: Path | None = None) -> None:
+        self._cuda = device.startswith("cuda")
+        self._roots: list[Timer] = []
+        self._place = _Place(self)
+        self._began = time.perf_counter()
+        self._memory: deque[float] = deque(maxlen=GROWTH_WINDOWS + 1)
+        self._samples: list[float] = []
+        self._warned = False
+        self._process = psutil.Process()
+        self._trace = trace
+        self._events: list[tuple[str, float, float, int]] | None = None if trace is None else []
+
+    # --- measuring ----------------------------------------------------------------------------------------------
+
+    def timer(self, name: str) -> Timer:
+        """To be entered with `with`."""
+        here = self._place.current
+        return here.children.get(name) or self._new(here, name)
+
+    def watch(self, thing: object, method: str, name: str) -> None:
+        """Measure every call of a method of this one object."""
+        call = getattr(thing, method)
+
+        @functools.wraps(call)
+        def timed(*arguments, **options):
+            with self.timer(name):
+                return call(*arguments, **options)
+
+        setattr(thing, method, timed)
+
+    def _new(self, parent: Timer, name: str) -> Timer:
+        timer = Timer(self, parent, f"{parent.path}/{name}" if parent.path else name)
+        return parent.children.setdefault(name, timer)
+
+    # --- telling ------------------------------------------------------------------------------------------------
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds of this run, those before it was gone on with included."""
+        return time.perf_counter() - self._began
+
+    def get_stats(self, window: int = 100) -> dict[str, dict[str, float]]:
+        """By timer: mean, std, min, max, p50, p95 of its last `window` calls in s, and its share of all wall time."""
+        out: dict[str, dict[str, float]] = {}
+        for timer in self._timers():
+            timer.collect()
+            last = np.array([*timer.durations][-window:])
+            if len(last):
+                p50, p95 = np.percentile(last, [50, 95])
+                out[timer.path] = {
+                    "mean": float(last.mean()), "std": float(last.std()), "min": float(last.min()),
+                    "max": float(last.max()), "p50": float(p50), "p95": float(p95),
+                    "share": timer.total / self.elapsed, "count": timer.count,
+                }  # fmt: skip
+        return out
+
+    def get_summary(self, window: int = 100) -> str:
+        """A table for people."""
+        lines = [
+            f"{'where the time goes':32}  share     mean      p50      p95      max  ms of the last {window} calls"
+        ]
+        for path, s in self.get_stats(window).items():
+            indent = "  " * path.count("/") + path.rpartition("/")[2]
+            ms = " ".join(f"{1e3 * s[key]:8.2f}" for key in ("mean", "p50", "p95", "max"))
+            lines.append(f"{indent:32} {100 * s['share']:5.1f} % {ms}")
+        return "\n".join(lines)
+
+    def shares(self) -> dict[str, float]:
+        """Of wall time, by outermost timer."""
+        tops = [timer for root in self._roots for timer in root.children.values()]
+        for timer in tops if self._cuda else ():
+            timer.collect()
+        return {timer.path: timer.total / self.elapsed for timer in tops}
+
+    def memory(self, buffers: int = 0) -> dict[str, float]:
+        """Memory now, in MB: of the process, of the device, and of the `buffers` (bytes) that are told of."""
+        resident = self._process.memory_info().rss / 1e6
+        self._samples.append(resident)
+        out = {"perf/memory_mb": resident, "perf/buffers_mb": buffers / 1e6}
+        if self._cuda:
+            out["perf/cuda_mb"] = torch.cuda.memory_allocated() / 1e6
+        return out
+
+    def end_window(self) -> dict[str, float]:
+        """To be called every hundred iterations or so: `perf/*` for a logger, and a look at memory."""
+        if self._samples:
+            self._memory.append(float(np.mean(self._samples)))
+            self._samples.clear()
+        rises = np.diff(self._memory)
+        if not self._warned and len(rises) == GROWTH_WINDOWS and (rises > 0).all() and rises.sum() > GROWTH_MB:
+            self._warned = True
+            log.warning("memory grows steadily: %.0f MB more, now %.0f MB", rises.sum(), self._memory[-1])
+        out = {}
+        for path, s in self.get_stats().items():
+            out |= {f"perf/{path}_ms": 1e3 * s["mean"], f"perf/{path}_share": s["share"]}
+        return out
+
+    def write_trace(self) -> None:
+        """Add what happened since to the trace: a JSON array that need not be closed, so a crash costs nothing."""
+        if not self._events:
+            return
+        events, self._events = self._events, []
+        process = os.getpid()
+        with self._trace.open("a") as file:
+            file.write("" if file.tell() else "[\n")
+            for path, began, ended, thread in events:
+                span = {"ts": 1e6 * (began - self._began), "dur": 1e6 * (ended - began), "pid": process, "tid": thread}
+                file.write(json.dumps({"name": path.rpartition("/")[2], "cat": path, "ph": "X", **span}) + ",\n")
+
+    # --- going on -----------------------------------------------------------------------------------------------
+
+    def state(self) -> dict:
+        """What has been counted so far."""
+        return {"elapsed": self.elapsed, "timers": {t.path: [t.total, t.count] for t in self._timers()}}
+
+    def load_state(self, state: dict) -> None:
+        """Go on counting from `state()`."""
+        self._began = time.perf_counter() - state["elapsed"]
+        for path, (total, count) in state["timers"].items():
+            timer = self._place.current
+            for name in path.split("/"):
+                timer = timer.children.get(name) or self._new(timer, name)
+            timer.total, timer.count = total, count
+
+    def _timers(self) -> list[Timer]:
+        """Every timer, parents before their children."""
+        out, queue = [], [timer for root in self._roots for timer in root.children.values()]
+        while queue:
+            timer = queue.pop(0)
+            out.append(timer)
+            queue = [*timer.children.values(), *queue]
+        return out
+
+
+class _Place(threading.local):
+    """Where a thread is in its tree of timers."""
+
+    def __init__(self, monitor: PerformanceMonitor) -> None:
+        self.current = Timer(monitor, None, "")
+        monitor._roots.append(self.current)
