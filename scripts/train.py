@@ -22,12 +22,12 @@ from pathlib import Path
 import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
-from torchrl.collectors import Collector
 
 from navrl import config, resume
 from navrl.checkpoint.files import MANIFEST, DiskGuard, Written, write_checkpoint
 from navrl.checkpoint.saver import AsyncCheckpointSaver
 from navrl.checkpoint.stop import StopRequest
+from navrl.collect.batches import PrefetchedBatches, SerialBatches
 from navrl.config import ConfigError
 from navrl.monitor.console import TrainingConsole, clock
 from navrl.monitor.curves import draw_curves
@@ -72,26 +72,18 @@ def main(cfg: DictConfig) -> None:
     # The learner, and what carries data to it.
     ppo = PPO(policy, algo, cfg.seed)
     ppo.value_norm.load_state_dict(value_norm or ppo.value_norm.state_dict())
-    if resumed and resumed.same_world:
-        env.load_state_dict(resumed.state["env"])  # the collector begins by looking at it
-    collector = Collector(
-        env,
-        ppo,
-        frames_per_batch=train.frames_per_batch,
-        total_frames=-1,  # as many as are asked for
-        return_same_td=train.return_same_td,
-        trust_policy=True,  # the policy is a module of ours: nothing to wrap
-        track_traj_ids=False,
-        auto_register_policy_transforms=False,
-    )
+    from_before = resumed.state["batches"] if resumed and resumed.same_world else None
+    if train.prefetch:
+        batches = PrefetchedBatches(env, ppo, train.frames_per_batch, train.prefetch, cfg.seed, from_before)
+    else:
+        batches = SerialBatches(env, ppo, train.frames_per_batch, train.return_same_td, from_before)
 
     # Where the run is.
     flights = RecentFlights()
     monitor = PerformanceMonitor(sim_settings.device, run / "trace.json" if train.trace else None)
-    for thing, method, name in (
-        (env, "step_and_maybe_reset", "simulation"), (ppo, "forward", "policy"), (ppo, "lay_out", "advantages"),
-    ):  # fmt: skip
-        monitor.watch(thing, method, name)
+    monitor.watch(env, "step_and_maybe_reset", "simulation")
+    monitor.watch(batches.actor, "forward", "policy")
+    monitor.watch(ppo, "lay_out", "advantages")
     scores: dict[str, float] = {}  # success on unseen maps at the last evaluation
     scored: dict[str, int] = {}  # when that was, and over how many flights
     iteration = frames = 0
@@ -180,7 +172,7 @@ def main(cfg: DictConfig) -> None:
             "iteration": iteration,
             "frames": frames,
             "ppo": ppo.state(),
-            "env": env.state_dict(),
+            "batches": batches.state(),
             "random": resume.random_state(),
             "flights": flights.state(),
             "performance": monitor.state(),
@@ -212,7 +204,6 @@ def main(cfg: DictConfig) -> None:
     with TrainingConsole(str(run), total) as console:
         if resumed and due(train.eval_interval) and scored.get("frames") != frames:
             evaluate(train.eval_episodes)  # that the stop cut short
-        batches = iter(collector)
         while iteration < last and not stop:
             began = time.perf_counter()
             try:
@@ -230,6 +221,7 @@ def main(cfg: DictConfig) -> None:
             metrics |= flights.means() | {
                 "charts/SPS": train.frames_per_batch / (time.perf_counter() - began),
                 "charts/minutes": monitor.elapsed / 60,
+                "charts/staleness": batches.staleness,
             }
             buffers = buffers or batch.bytes()
             metrics |= monitor.memory(buffers)
@@ -262,7 +254,7 @@ def main(cfg: DictConfig) -> None:
         if stop or broken:
             draw()
     saver.shutdown()
-    collector.shutdown()
+    batches.shutdown()
     with disk("writing the trace"):
         monitor.write_trace()
     for logger in loggers:

@@ -338,6 +338,7 @@ class TrainSettings:
     queue_size: int
     keep: Retention
     return_same_td: bool
+    prefetch: int  # batches flown ahead in a thread; 0: none
     eval_episodes: int
     final_episodes: int
     eval_maps: int
@@ -424,6 +425,7 @@ def train_settings(cfg: DictConfig, sim: SimSettings) -> TrainSettings:
             best=int(number(cfg, "checkpoint.keep_best", 0, 1e9, whole=True)),
         ),
         return_same_td=switch(cfg, "return_same_td"),
+        prefetch=_prefetch(cfg),
         eval_episodes=int(number(cfg, "eval.episodes", 1, MAX_EPISODES, whole=True)),
         final_episodes=int(number(cfg, "eval.final_episodes", 1, MAX_EPISODES, whole=True)),
         eval_maps=int(number(cfg, "eval.maps", 1, MAX_EPISODES, whole=True)),
@@ -439,6 +441,16 @@ def train_settings(cfg: DictConfig, sim: SimSettings) -> TrainSettings:
     return settings
 
 
+def _prefetch(cfg: DictConfig) -> int:
+    count = int(number(cfg, "prefetch_count", 1, 64, whole=True))
+    if not switch(cfg, "use_pipelined_collector"):
+        return 0
+    if switch(cfg, "return_same_td"):
+        fix = "would write the next batch over the one being learned from; set return_same_td=false with it"
+        raise ConfigError("use_pipelined_collector", True, fix)
+    return count
+
+
 def _nearest_divisor(number_: int, wanted: int) -> int:
     divisors = {d for k in range(1, math.isqrt(number_) + 1) if number_ % k == 0 for d in (k, number_ // k)}
     return min(divisors, key=lambda d: abs(d - wanted))
@@ -449,7 +461,7 @@ def _check_memory(settings: TrainSettings, sim: SimSettings) -> None:
     observation = math.prod(sim.lidar.shape) + STATE + DIRECTION + NEAREST * OBSTACLE
     # A frame's observation is stored as seen and as seen next, all that twice while the collector stacks it, then once
     # more as network input with as much again for temporaries; the rest is the drone itself and the program.
-    a_frame = 4 * observation * (8 if settings.return_same_td else 11)
+    a_frame = 4 * observation * (8 if settings.return_same_td else 11 + 3 * settings.prefetch)
     cuda = sim.device.startswith("cuda")
     need = settings.frames_per_batch * a_frame + sim.num_envs * 5 * 1024 + (1000e6 if cuda else 600e6)
     have = torch.cuda.mem_get_info(sim.device)[0] if cuda else psutil.virtual_memory().available

@@ -143,7 +143,7 @@ def main() -> None:
         print(f"comparing with a run of {state['iteration']} iterations that nobody disturbed")
         other = undisturbed(folder, state["iteration"])
         pairs = [
-            zip(tensors_of(state[part]), tensors_of(other[part]), strict=True) for part in ("ppo", "env", "flights")
+            zip(tensors_of(state[part]), tensors_of(other[part]), strict=True) for part in ("ppo", "batches", "flights")
         ]
         count["tensors_that_differ"] = sum(not torch.equal(a, b) for part in pairs for a, b in part)
     finally:

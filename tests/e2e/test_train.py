@@ -50,7 +50,8 @@ def run(*overrides: str, cwd: Path, **more) -> subprocess.CompletedProcess:
 def trained(tmp_path_factory) -> tuple[Path, subprocess.CompletedProcess]:
     """One small run, with everything switched on."""
     folder = tmp_path_factory.mktemp("trained")
-    done = run("headless=True", "max_frame_num=5120", "eval_interval=4", "save_interval=4", cwd=folder)
+    switches = ["headless=True", "max_frame_num=5120", "eval_interval=4", "save_interval=4", "perf.interval=5"]
+    done = run(*switches, "perf.trace=true", cwd=folder)
     assert done.returncode == 0, done.stderr
     (run_dir,) = folder.glob("runs/*/*")
     return run_dir, done
@@ -60,7 +61,8 @@ def test_a_run_leaves_everything(trained) -> None:
     run_dir, done = trained
     names = {path.name for path in run_dir.iterdir()}
     assert {"policy.pt", "manifest.jsonl", "metrics.csv", "curves.png", "eval.json", "config", "wandb"} <= names
-    assert "flights-crossing-20-8.png" in names
+    assert {"flights-crossing-20-8.png", "trace.json"} <= names
+    assert "where the time goes" in done.stdout and "simulation" in done.stdout
     assert "frames/s" in done.stdout and "peak memory" in done.stdout and "GB needed" in done.stdout
     rows = list(csv.DictReader((run_dir / "metrics.csv").open()))
     assert max(int(float(row["frames"])) for row in rows) == 5120
@@ -184,7 +186,7 @@ def assert_same_run(one: Path, two: Path) -> None:
     a, b = load_checkpoint(states_of(one)[0]), load_checkpoint(states_of(two)[0])
     for part in ("iteration", "frames", "network", "scores", "scored"):
         assert a[part] == b[part], part
-    for part in ("ppo", "env", "random", "flights"):
+    for part in ("ppo", "batches", "random", "flights"):
         pairs = zip(tensors_of(a[part]), tensors_of(b[part]), strict=True)
         assert all(torch.equal(x, y) for x, y in pairs), part
     assert a["ppo"]["rate_scale"] == b["ppo"]["rate_scale"]
@@ -214,6 +216,23 @@ def test_resume_is_exact(undisturbed, tmp_path, mode: str) -> None:
     assert "iteration 5" in done.stdout and "not bit for bit" not in done.stdout
     (branch,) = tmp_path.glob("runs/*/*")
     assert_same_run(undisturbed, branch)
+
+
+def test_resume_is_exact_while_prefetching(tmp_path) -> None:
+    modes = ["use_pipelined_collector=true", "return_same_td=false", "prefetch_count=2", "eval_interval=0"]
+    folders = tmp_path / "one", tmp_path / "two"
+    for folder in folders:
+        folder.mkdir()
+    settings = ["max_frame_num=6144", "save_interval=1", "checkpoint.keep_last=100", "logger=none", *modes]
+    done = run(*settings, cwd=folders[0])
+    assert done.returncode == 0, done.stderr
+    (undisturbed,) = folders[0].glob("runs/*/*")
+    done = run(f"resume={undisturbed}/checkpoints/state-00000005.pt.lz4", cwd=folders[1], small=False)
+    assert done.returncode == 0, done.stderr
+    (branch,) = folders[1].glob("runs/*/*")
+    assert_same_run(undisturbed, branch)
+    rows = read_rows(branch / "metrics.csv")
+    assert [row["charts/staleness"] for row in rows if "charts/staleness" in row] == [0, 1, *([2] * 10)]
 
 
 def test_retention_keeps_what_it_says(undisturbed, tmp_path) -> None:

@@ -105,6 +105,20 @@ class PPO(nn.Module):
             alpha, beta, value = self.policy(rows)
         return alpha.float(), beta.float(), value.float()
 
+    def acting_copy(self, seed: int) -> PPO:
+        """One more that can act, with weights and random numbers of its own."""
+        return PPO(copy.deepcopy(self.policy), self.settings, seed)
+
+    def acting_weights(self) -> dict:
+        """What a copy needs to act as this one does now, and how many updates that took."""
+        parts = {name: getattr(self, name).state_dict() for name in ("policy", "value_norm")}
+        return {"version": self.updates, **{name: copy.deepcopy(dict(part)) for name, part in parts.items()}}
+
+    def fly_with(self, weights: dict) -> None:
+        """Act with `acting_weights` of another."""
+        for name in ("policy", "value_norm"):
+            getattr(self, name).load_state_dict(weights[name])
+
     # --- learning -----------------------------------------------------------------------------------------------
 
     def update(self, batch: TensorDictBase, progress: float = 0.0) -> dict[str, float]:

@@ -1,0 +1,1 @@
+"""Ways to carry batches from the drones to the learner."""

@@ -1,0 +1,155 @@
+"""Batches of experience: one after the other, or the next one in a thread while the learner works on this one."""
+
+from __future__ import annotations
+
+import atexit
+import copy
+import queue
+import threading
+from collections import deque
+from collections.abc import Iterator
+
+import torch
+from tensordict import TensorDictBase
+from torchrl.collectors import Collector
+
+from navrl.ppo.ppo import PPO
+from navrl.task.env import NavigationEnv
+
+VERSION = "policy_version"  # key of a batch: how many updates the weights that flew it had seen
+
+
+class SerialBatches:
+    """TorchRL's synchronous collector. With `return_same_td` every batch is the same memory, written anew."""
+
+    staleness = 0  # updates between the weights that flew a batch and those that learn from it
+
+    def __init__(
+        self, env: NavigationEnv, ppo: PPO, frames: int, return_same_td: bool = True, state: dict | None = None
+    ) -> None:
+        self.env, self.ppo, self.actor = env, ppo, ppo
+        if state:
+            env.load_state_dict(state["env"])  # before the collector begins by looking at it
+        self.collector = make_collector(env, ppo, frames, return_same_td)
+        self._batches = iter(self.collector)
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        return self
+
+    def __next__(self) -> TensorDictBase:
+        version = self.ppo.updates
+        batch = next(self._batches)
+        return _mark(batch, version)
+
+    def state(self) -> dict:
+        """All that is needed to go on from here, besides the learner; live tensors."""
+        return {"env": self.env.state_dict()}
+
+    def shutdown(self) -> None:
+        self.collector.shutdown()
+
+
+class PrefetchedBatches:
+    """Flies the next `count` batches in a thread while the learner works.
+
+    The thread has a policy and random numbers of its own. It is given a copy of the learner's weights for every batch,
+    taken when the learner asks for the batch `count` before it: so batch k is always flown with the weights after
+    max(0, k - count) updates, however fast either side is, and a run is as repeatable as a serial one.
+    """
+
+    def __init__(
+        self, env: NavigationEnv, ppo: PPO, frames: int, count: int = 1, seed: int = 0, state: dict | None = None
+    ) -> None:
+        self.env, self.ppo, self.staleness = env, ppo, 0
+        self.actor = ppo.acting_copy(seed)
+        if state:
+            env.load_state_dict(state["env"])
+        self.collector = make_collector(env, self.actor, frames, return_same_td=False)  # every batch is fresh memory
+        self._batches = iter(self.collector)
+        if state and "generator" in state:  # now, because the collector tries the policy out when it is made
+            self.actor.generator.set_state(state["generator"])
+        self._pending = deque(state.get("weights", []) if state else [])  # for the batches not yet handed out, in order
+        self._count = count
+        self._begun: deque[dict] = deque()  # of those batches: how things were when each was begun
+        self._change = threading.Condition()
+        self._orders: queue.SimpleQueue[dict | None] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[TensorDictBase | BaseException] = queue.SimpleQueue()
+        for weights in self._pending:
+            self._orders.put(weights)
+        self._stopping, self._failed = False, False
+        self._thread = threading.Thread(target=self._work, name="prefetch", daemon=True)
+
+    def __iter__(self) -> Iterator[TensorDictBase]:
+        return self
+
+    def __next__(self) -> TensorDictBase:
+        if not self._thread.is_alive():
+            if self._stopping or self._failed:
+                raise RuntimeError("the collecting thread has ended")
+            self._thread.start()
+            atexit.register(self.shutdown)  # a thread inside torch must not meet the end of the interpreter
+        while len(self._pending) <= self._count:
+            self._pending.append(self.ppo.acting_weights())
+            self._orders.put(self._pending[-1])
+        batch = self._ready.get()
+        if isinstance(batch, BaseException):
+            self._failed = True
+            raise batch  # with the thread's own traceback
+        with self._change:
+            self._begun.popleft()
+        weights = self._pending.popleft()
+        self.staleness = self.ppo.updates - weights["version"]
+        return batch
+
+    def state(self) -> dict:
+        """All that is needed to go on from here, besides the learner: batches on the way are flown once more."""
+        with self._change:
+            self._change.wait_for(lambda: self._begun or not self._thread.is_alive(), timeout=60)
+            begun = self._begun[0] if self._begun else self._as_now()
+        return {**begun, "weights": [*self._pending]}
+
+    def shutdown(self) -> None:
+        """Let the batch on the way end, and the thread with it."""
+        if self._stopping:
+            return
+        self._stopping = True
+        self._orders.put(None)
+        if self._thread.is_alive():
+            self._thread.join()
+        atexit.unregister(self.shutdown)
+        self.collector.shutdown()
+
+    def _work(self) -> None:
+        try:
+            while (weights := self._orders.get()) is not None and not self._stopping:
+                with self._change:
+                    self._begun.append(self._as_now())
+                    self._change.notify_all()
+                self.actor.fly_with(weights)
+                self._ready.put(_mark(next(self._batches), weights["version"]))
+        except BaseException as error:
+            self._ready.put(error)
+            with self._change:
+                self._change.notify_all()
+
+    def _as_now(self) -> dict:
+        return copy.deepcopy({"env": self.env.state_dict(), "generator": self.actor.generator.get_state()})
+
+
+def make_collector(env: NavigationEnv, policy: PPO, frames: int, return_same_td: bool) -> Collector:
+    """TorchRL's, set up for our policy."""
+    return Collector(
+        env,
+        policy,
+        frames_per_batch=frames,
+        total_frames=-1,  # as many as are asked for
+        return_same_td=return_same_td,
+        trust_policy=True,  # the policy is a module of ours: nothing to wrap
+        track_traj_ids=False,
+        auto_register_policy_transforms=False,
+    )
+
+
+def _mark(batch: TensorDictBase, version: int) -> TensorDictBase:
+    batch[VERSION] = torch.tensor(version).expand(batch.batch_size)  # takes no memory
+    return batch
