@@ -1,0 +1,325 @@
+"""Rollouts on disk: appended while training goes on, read back one drone at a time or all at once.
+
+`data.bin` holds one record after the other, `index.jsonl` a line for each that is whole. A record is a header (JSON), a
+table of blocks and the blocks: one field of a few drones each, LZ4 with or without its bytes shuffled, whichever was
+smaller. What a step led to is nearly always what the next one began with, so of fields under "next" only the exceptions
+are stored.
+"""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import json
+import os
+import queue
+import struct
+import threading
+import zlib
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from functools import cached_property
+from pathlib import Path
+
+import lz4.block
+import numpy as np
+import torch
+from tensordict import TensorDict, TensorDictBase
+from torchrl.data import LazyTensorStorage, ReplayBuffer
+
+from navrl.checkpoint.files import DiskGuard, append_line, read_lines
+
+DATA, INDEX, FOLDER = "data.bin", "index.jsonl", "rollouts"
+MAGIC = b"NVRL"
+GROUP = 16  # drones a block: a drone is read without the others, and LZ4 still has something to find
+NEXT = "next/"
+TABLE = np.dtype([("bytes", "<u4"), ("raw", "<u4"), ("crc", "<u4")])
+
+
+class BadRollout(ValueError):
+    """A rollout that cannot be read: one line that names it."""
+
+
+# --- packing ----------------------------------------------------------------------------------------------------
+
+
+def _shuffle(data: bytes, size: int) -> bytes:
+    return np.frombuffer(data, np.uint8).reshape(-1, size).T.tobytes()
+
+
+def _unshuffle(data: bytes, size: int) -> bytes:
+    return np.frombuffer(data, np.uint8).reshape(size, -1).T.tobytes()
+
+
+def _pack(data: bytes) -> bytes:
+    return lz4.block.compress(data, store_size=False)
+
+
+def _exceptions(now: np.ndarray, then: np.ndarray) -> bytes:
+    """Where what a step led to (`then`) is not what the next began with (`now`), and what it is there."""
+    now, then = (np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape[:2], -1) for x in (now, then))
+    differs = np.ones(then.shape[:2], bool)  # nothing follows the last step
+    differs[:, :-1] = (now[:, 1:] != then[:, :-1]).any(-1)
+    where = np.flatnonzero(differs).astype("<u4")
+    return struct.pack("<I", len(where)) + where.tobytes() + then.reshape(-1, then.shape[-1])[where].tobytes()
+
+
+def _follow(now: np.ndarray, data: bytes) -> np.ndarray:
+    (count,) = struct.unpack_from("<I", data)
+    where = np.frombuffer(data, "<u4", count, 4)
+    then = np.roll(now, -1, axis=1)
+    rows = np.frombuffer(data, now.dtype, -1, 4 + 4 * count).reshape(count, *now.shape[2:])
+    then.reshape(-1, *now.shape[2:])[where] = rows
+    return then
+
+
+@dataclass(frozen=True)
+class _Field:
+    name: str
+    dtype: str
+    shape: tuple[int, ...]  # of one frame
+    filter: str  # plain, shuffle or follows
+
+    @property
+    def source(self) -> str:
+        """The field this one follows."""
+        return self.name[len(NEXT) :]
+
+
+def pack_rollout(batch: TensorDictBase, about: dict) -> tuple[bytes, dict]:
+    """A batch (drones, steps) as a record, and its index line without the place."""
+    arrays = {}
+    for key in sorted(batch.keys(True, True), key=str):
+        name = "/".join(key) if isinstance(key, tuple) else key
+        arrays[name] = batch[key].detach().cpu().contiguous().numpy()
+    drones, steps = batch.batch_size
+    fields, blocks, table = [], [], []
+    for name, array in arrays.items():
+        twin = arrays.get(name[len(NEXT) :]) if name.startswith(NEXT) else None
+        follows = twin is not None and twin.shape == array.shape and twin.dtype == array.dtype
+        size, kind = array.dtype.itemsize, "follows" if follows else "plain"
+        for first in range(0, drones, GROUP):
+            part = np.ascontiguousarray(array[first : first + GROUP])
+            data = _exceptions(twin[first : first + GROUP], part) if follows else part.tobytes()
+            packed = _pack(data if kind != "shuffle" else _shuffle(data, size))
+            if first == 0 and not follows and size > 1:  # the first block decides for the field
+                other = _pack(_shuffle(data, size))
+                kind, packed = ("shuffle", other) if len(other) < len(packed) else (kind, packed)
+            blocks.append(packed)
+            table.append((len(packed), len(data), zlib.crc32(packed)))
+        fields.append([name, array.dtype.str, list(array.shape[2:]), kind])
+    lengths = _episode_lengths(arrays["next/done"].reshape(drones, steps))
+    header = {"drones": drones, "steps": steps, "group": GROUP, "fields": fields, "episodes": lengths, "about": about}
+    body = json.dumps(header, separators=(",", ":")).encode() + b"\n" + np.array(table, TABLE).tobytes()
+    head = MAGIC + struct.pack("<III", len(body), len(table), zlib.crc32(body))
+    record = b"".join([head, body, *blocks])
+    raw = sum(array.nbytes for array in arrays.values())
+    line = {"bytes": len(record), "raw_bytes": raw, "drones": drones, "steps": steps, "episodes": len(lengths), **about}
+    return record, line
+
+
+def _episode_lengths(done: np.ndarray) -> list[int]:
+    """Of the episodes, or parts of them, in the order of drones."""
+    ends = done.copy()
+    ends[:, -1] = True
+    places = np.flatnonzero(ends)
+    return np.diff(places, prepend=-1).tolist()
+
+
+# --- writing ----------------------------------------------------------------------------------------------------
+
+
+class RolloutArchive:
+    """Appends batches in the background. Keeps a reference to each until it is written: it must not change.
+
+    When the disk is slower than training, batches that find `waiting` others are left out and counted.
+    """
+
+    def __init__(self, folder: Path, disk: DiskGuard | None = None, waiting: int = 2) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.folder, self.disk = folder, disk or DiskGuard()
+        self.stats = {"stored": 0, "left_out": 0, "failed": 0, "bytes": 0, "raw_bytes": 0}
+        self._queue: queue.Queue[tuple[TensorDictBase, dict] | None] = queue.Queue(waiting)
+        self._thread = threading.Thread(target=self._work, name="rollout archive", daemon=True)
+        self._thread.start()
+        atexit.register(self.shutdown)
+
+    def append(self, batch: TensorDictBase, about: dict) -> None:
+        """Store a batch; `about` holds plain values to find it by (iteration, frames, ...). Returns at once."""
+        try:
+            self._queue.put_nowait((batch, about))
+        except queue.Full:
+            self.stats["left_out"] += 1
+
+    def shutdown(self) -> None:
+        """Wait for what is being stored."""
+        if self._thread.is_alive():
+            self._queue.put(None)
+            self._thread.join()
+        atexit.unregister(self.shutdown)
+
+    def _work(self) -> None:
+        while (item := self._queue.get()) is not None:
+            try:
+                record, line = pack_rollout(*item)
+                line = append_record(self.folder, record, line)
+            except Exception as error:  # whatever it was, training must not notice
+                self.stats["failed"] += 1
+                self.disk.failed(f"storing a rollout in {self.folder}", error)
+                continue
+            self.stats["stored"] += 1
+            for key in ("bytes", "raw_bytes"):
+                self.stats[key] += line[key]
+
+
+def append_record(folder: Path, record: bytes, line: dict) -> dict:
+    """The record first, then its line: what a crash leaves behind without a line is as good as not there."""
+    with (folder / DATA).open("ab") as file:
+        begin = file.tell()
+        try:
+            file.write(record)
+            file.flush()
+            os.fsync(file.fileno())
+        except OSError:
+            with contextlib.suppress(OSError):
+                file.truncate(begin)
+            raise
+    line = {"offset": begin, **line}
+    append_line(folder / INDEX, line)
+    return line
+
+
+# --- reading ----------------------------------------------------------------------------------------------------
+
+
+class RolloutStorage:
+    """Reads an archive: whole rollouts, some drones of one, single episodes. Any number of readers at once."""
+
+    def __init__(self, folder: str | Path, threads: int = 2) -> None:
+        self.folder, self.threads = Path(folder), threads
+        if not (self.folder / INDEX).is_file():
+            raise BadRollout(f"{self.folder} holds no rollouts (no {INDEX}); train with rollout_save_interval=…")
+        self.lines = read_lines(self.folder / INDEX)
+        self._headers: dict[int, _Header] = {}
+
+    def __len__(self) -> int:
+        return len(self.lines)
+
+    def __getitem__(self, rollout: int) -> TensorDict:
+        return self.read(rollout)
+
+    @cached_property
+    def _frames(self) -> np.ndarray:
+        return np.cumsum([0, *(line["drones"] * line["steps"] for line in self.lines)])
+
+    @cached_property
+    def _episodes(self) -> np.ndarray:
+        return np.cumsum([0, *(line["episodes"] for line in self.lines)])
+
+    @property
+    def num_frames(self) -> int:
+        return int(self._frames[-1])
+
+    @property
+    def num_episodes(self) -> int:
+        return int(self._episodes[-1])
+
+    def locate(self, frame: int) -> tuple[int, int, int]:
+        """Rollout, drone and step of the frame with this number, counted through the whole archive."""
+        if not 0 <= frame < self.num_frames:
+            raise IndexError(f"frame {frame} of {self.num_frames}")
+        rollout = int(np.searchsorted(self._frames, frame, side="right")) - 1
+        drone, step = divmod(frame - int(self._frames[rollout]), self.lines[rollout]["steps"])
+        return rollout, drone, step
+
+    def find_episode(self, episode: int) -> tuple[int, int, int, int]:
+        """Rollout, drone, first step and length of an episode, or as much of it as one rollout holds."""
+        if not 0 <= episode < self.num_episodes:
+            raise IndexError(f"episode {episode} of {self.num_episodes}")
+        rollout = int(np.searchsorted(self._episodes, episode, side="right")) - 1
+        header, local = self._header(rollout), episode - int(self._episodes[rollout])
+        drone, step = divmod(int(header.ends[local]), self.lines[rollout]["steps"])
+        return rollout, drone, step, int(header.ends[local + 1] - header.ends[local])
+
+    def episode(self, episode: int, keys: Sequence[str] | None = None) -> TensorDict:
+        """The frames of an episode."""
+        rollout, drone, step, length = self.find_episode(episode)
+        return self.read(rollout, [drone], keys)[0, step : step + length]
+
+    def read(self, rollout: int, drones: Iterable[int] | None = None, keys: Sequence[str] | None = None) -> TensorDict:
+        """A rollout (drones, steps), or only some drones and keys ("agents/observation/lidar") of it.
+
+        Only the blocks these are in are read from disk. Raises BadRollout if one of them is damaged.
+        """
+        rollout = range(len(self))[rollout]
+        header = self._header(rollout)
+        chosen = [*range(header.drones)] if drones is None else [range(header.drones)[d] for d in drones]
+        names = [*header.fields] if keys is None else [*keys]
+        if unknown := [name for name in names if name not in header.fields]:
+            raise KeyError(f"rollout {rollout} has no {unknown[0]}; it has {', '.join(header.fields)}")
+        groups = sorted({drone // header.group for drone in chosen})
+        out = TensorDict({}, batch_size=[len(chosen), header.steps])
+        place = {group: index for index, group in enumerate(groups)}
+        rows = np.array([place[d // header.group] * header.group + d % header.group for d in chosen], np.int64)
+        with (self.folder / DATA).open("rb") as file, ThreadPoolExecutor(self.threads) as pool:
+            tasks = [(name, group) for name in names for group in groups]
+            parts = [*pool.map(lambda task: self._block(file.fileno(), rollout, header, *task), tasks)]
+        for index, name in enumerate(names):
+            whole = np.concatenate(parts[index * len(groups) : (index + 1) * len(groups)])
+            out[tuple(name.split("/"))] = torch.from_numpy(whole[rows] if drones is not None else whole)
+        return out
+
+    def replay_buffer(self, keys: Sequence[str] | None = None, **options: object) -> ReplayBuffer:
+        """Every frame of the archive in a TorchRL replay buffer, for learning off policy or by imitation."""
+        buffer = ReplayBuffer(storage=LazyTensorStorage(self.num_frames), **options)
+        for rollout in range(len(self)):
+            buffer.extend(self.read(rollout, keys=keys).reshape(-1))
+        return buffer
+
+    # --- inside -------------------------------------------------------------------------------------------------
+
+    def _header(self, rollout: int) -> _Header:
+        if rollout not in self._headers:
+            line = self.lines[rollout]
+            try:
+                with (self.folder / DATA).open("rb") as file:
+                    file.seek(line["offset"])
+                    magic, size, blocks, crc = struct.unpack("<4sIII", file.read(16))
+                    body = file.read(size) if magic == MAGIC and size < line["bytes"] else b""
+                if zlib.crc32(body) != crc or not body:
+                    raise BadRollout(f"rollout {rollout} in {self.folder} is damaged (header)")
+                self._headers[rollout] = _Header(body, line["offset"] + 16 + size, blocks)
+            except (OSError, struct.error, KeyError, TypeError) as error:
+                raise BadRollout(f"rollout {rollout} in {self.folder} is damaged ({type(error).__name__})") from None
+        return self._headers[rollout]
+
+    def _block(self, file: int, rollout: int, header: _Header, name: str, group: int) -> np.ndarray:
+        field = header.fields[name]
+        index = header.index[name] * header.groups + group
+        entry = header.table[index]
+        packed = os.pread(file, int(entry["bytes"]), int(header.places[index]))
+        if len(packed) != entry["bytes"] or zlib.crc32(packed) != entry["crc"]:
+            raise BadRollout(
+                f"rollout {rollout} in {self.folder} is damaged ({name}, drones from {group * header.group})"
+            )
+        data = lz4.block.decompress(packed, uncompressed_size=int(entry["raw"]))
+        if field.filter == "follows":
+            return _follow(self._block(file, rollout, header, field.source, group), data)
+        dtype = np.dtype(field.dtype)
+        data = _unshuffle(data, dtype.itemsize) if field.filter == "shuffle" else data
+        return np.frombuffer(bytearray(data), dtype).reshape(-1, header.steps, *field.shape)
+
+
+class _Header:
+    def __init__(self, body: bytes, begin: int, blocks: int) -> None:
+        split = len(body) - blocks * TABLE.itemsize
+        header = json.loads(body[:split])
+        self.drones, self.steps, self.group = header["drones"], header["steps"], header["group"]
+        self.groups = -(-self.drones // self.group)
+        described = [_Field(name, dtype, tuple(shape), kind) for name, dtype, shape, kind in header["fields"]]
+        self.fields = {field.name: field for field in described}
+        self.index = {field.name: number for number, field in enumerate(described)}
+        self.table = np.frombuffer(body, TABLE, blocks, split)
+        self.places = begin + np.cumsum(self.table["bytes"], dtype=np.int64) - self.table["bytes"]
+        self.ends = np.cumsum([0, *header["episodes"]])
