@@ -28,6 +28,7 @@ from navrl.checkpoint.files import MANIFEST, DiskGuard, Written, write_checkpoin
 from navrl.checkpoint.saver import AsyncCheckpointSaver
 from navrl.checkpoint.stop import StopRequest
 from navrl.collect.batches import PrefetchedBatches, SerialBatches
+from navrl.collect.rollouts import FOLDER, RolloutArchive
 from navrl.config import ConfigError
 from navrl.monitor.console import TrainingConsole, clock
 from navrl.monitor.curves import draw_curves
@@ -101,6 +102,7 @@ def main(cfg: DictConfig) -> None:
     loggers = make_loggers(cfg, train, run, version, resumed)
     disk, stop = DiskGuard(), StopRequest()
     saver = AsyncCheckpointSaver(train.queue_size, train.compression_level, run / MANIFEST, disk)
+    archive = RolloutArchive(run / FOLDER, disk) if train.rollout_interval else None
     broken: NotFinite | None = None
     buffers = 0  # bytes of a batch
 
@@ -216,6 +218,8 @@ def main(cfg: DictConfig) -> None:
                 break
             iteration += 1
             frames += train.frames_per_batch
+            if archive and due(train.rollout_interval):
+                archive.append(batch, {"iteration": iteration, "frames": frames})
             ended = batch["next", "done"].squeeze(-1)
             flights.add({name: batch["next", "stats", name][ended].view(-1).cpu().numpy() for name in SHOWN})
             metrics |= flights.means() | {
@@ -255,6 +259,8 @@ def main(cfg: DictConfig) -> None:
             draw()
     saver.shutdown()
     batches.shutdown()
+    if archive:
+        archive.shutdown()
     with disk("writing the trace"):
         monitor.write_trace()
     for logger in loggers:

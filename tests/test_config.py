@@ -131,6 +131,7 @@ BAD_TRAINING = {
     "wandb.mode=cloud": "offline, online, disabled",
     "return_same_td=2": "true or false",
     "use_pipelined_collector=true": "set return_same_td=false",
+    "rollout_save_interval=5": "set return_same_td=false",
     "prefetch_count=0": "between 1",
     "perf.trace=2": "true or false",
     "perf.interval=-1": "between 0",
@@ -193,7 +194,8 @@ def test_names_a_navrl_user_types() -> None:
         "algo.num_minibatches=8", "algo.actor.learning_rate=5e-4", "algo.actor.action_limit=1.0", "sim.dt=0.02",
         "wandb.project=p", "wandb.name=n", "wandb.entity=e", "wandb.mode=offline", "wandb.run_id=x",
         "return_same_td=false", "compress_checkpoint=true", "save_compression_level=1",
-        "async_checkpoint_queue_size=2", "use_pipelined_collector=true", "prefetch_count=2", name="train",
+        "async_checkpoint_queue_size=2", "use_pipelined_collector=true", "prefetch_count=2",
+        "rollout_save_interval=10", name="train",
     )  # fmt: skip
     settings = config.train_settings(cfg, config.sim_settings(cfg))
     assert settings.total_frames == 1_000_000 and config.task_settings(cfg).action_limit == 1.0

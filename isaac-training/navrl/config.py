@@ -338,6 +338,7 @@ class TrainSettings:
     queue_size: int
     keep: Retention
     return_same_td: bool
+    rollout_interval: int  # iterations between stored rollouts; 0: none
     prefetch: int  # batches flown ahead in a thread; 0: none
     eval_episodes: int
     final_episodes: int
@@ -425,6 +426,7 @@ def train_settings(cfg: DictConfig, sim: SimSettings) -> TrainSettings:
             best=int(number(cfg, "checkpoint.keep_best", 0, 1e9, whole=True)),
         ),
         return_same_td=switch(cfg, "return_same_td"),
+        rollout_interval=_rollout_interval(cfg),
         prefetch=_prefetch(cfg),
         eval_episodes=int(number(cfg, "eval.episodes", 1, MAX_EPISODES, whole=True)),
         final_episodes=int(number(cfg, "eval.final_episodes", 1, MAX_EPISODES, whole=True)),
@@ -449,6 +451,14 @@ def _prefetch(cfg: DictConfig) -> int:
         fix = "would write the next batch over the one being learned from; set return_same_td=false with it"
         raise ConfigError("use_pipelined_collector", True, fix)
     return count
+
+
+def _rollout_interval(cfg: DictConfig) -> int:
+    every = int(number(cfg, "rollout_save_interval", 0, 1e9, whole=True))
+    if every and switch(cfg, "return_same_td"):
+        fix = "stores batches in the background, while return_same_td=true writes over them; set return_same_td=false"
+        raise ConfigError("rollout_save_interval", every, fix)
+    return every
 
 
 def _nearest_divisor(number_: int, wanted: int) -> int:

@@ -21,6 +21,8 @@ import torch
 from navrl.checkpoint.files import load_checkpoint, read_lines
 from navrl.checkpoint.run_files import states_of
 from navrl.checkpoint.snapshot import tensors_of
+from navrl.collect.batches import VERSION
+from navrl.collect.rollouts import RolloutStorage
 from navrl.monitor.metrics import read_rows
 from navrl.ppo.policy_file import load_policy
 
@@ -224,7 +226,7 @@ def test_resume_is_exact_while_prefetching(tmp_path) -> None:
     for folder in folders:
         folder.mkdir()
     settings = ["max_frame_num=6144", "save_interval=1", "checkpoint.keep_last=100", "logger=none", *modes]
-    done = run(*settings, cwd=folders[0])
+    done = run(*settings, "rollout_save_interval=6", cwd=folders[0])
     assert done.returncode == 0, done.stderr
     (undisturbed,) = folders[0].glob("runs/*/*")
     done = run(f"resume={undisturbed}/checkpoints/state-00000005.pt.lz4", cwd=folders[1], small=False)
@@ -233,6 +235,15 @@ def test_resume_is_exact_while_prefetching(tmp_path) -> None:
     assert_same_run(undisturbed, branch)
     rows = read_rows(branch / "metrics.csv")
     assert [row["charts/staleness"] for row in rows if "charts/staleness" in row] == [0, 1, *([2] * 10)]
+
+    storage = RolloutStorage(undisturbed / "rollouts")  # and what was flown on the way
+    assert [line["iteration"] for line in storage.lines] == [6, 12] and (storage[0][VERSION] == 3).all()
+    listed = run(str(undisturbed), cwd=tmp_path, script="rollouts", small=False)
+    assert listed.returncode == 0 and "64 × 8" in listed.stdout, listed.stderr
+    drawn = run(str(undisturbed), "--draw", "1", "--drones", "0", "5", cwd=tmp_path, script="rollouts", small=False)
+    assert drawn.returncode == 0 and (undisturbed / "rollout-1.png").stat().st_size > 5000, drawn.stderr
+    wrong = run(str(undisturbed), "--draw", "7", cwd=tmp_path, script="rollouts", small=False)
+    assert wrong.returncode == 1 and wrong.stderr.strip() == "error: --draw 7: there are 2 rollouts, counted from 0"
 
 
 def test_retention_keeps_what_it_says(undisturbed, tmp_path) -> None:
