@@ -48,10 +48,12 @@ eval: $(READY)  ## fly NavRL's published policy over unseen maps: table, eval.js
 export: $(TOOLS)  ## write ONNX and TorchScript: make export ARGS='checkpoint=policies/default.pt output=policy.onnx'
 	$(BIN)/python scripts/export.py $(ARGS)
 
-bench: $(TOOLS)  ## measure simulator, learner and saving on this machine (some minutes)
+bench: $(TOOLS)  ## measure simulator, learner, saving and collecting on this machine (some minutes)
 	$(BIN)/python scripts/bench/env.py
 	$(BIN)/python scripts/bench/update.py
 	$(BIN)/python scripts/bench/checkpoint.py
+	$(BIN)/python scripts/bench/collect.py
+	$(BIN)/python scripts/bench/rollouts.py
 
 clean:  ## remove .venv and caches, keep runs/
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info isaac-training/*.egg-info

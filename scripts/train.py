@@ -14,9 +14,11 @@ from __future__ import annotations
 import contextlib
 import gc
 import json
+import math
 import signal
 import sys
 import time
+from functools import partial
 from pathlib import Path
 
 import hydra
@@ -28,6 +30,7 @@ from navrl.checkpoint.files import MANIFEST, DiskGuard, Written, write_checkpoin
 from navrl.checkpoint.saver import AsyncCheckpointSaver
 from navrl.checkpoint.stop import StopRequest
 from navrl.collect.batches import PrefetchedBatches, SerialBatches
+from navrl.collect.packed_rows import PackedRows
 from navrl.collect.rollouts import FOLDER, RolloutArchive
 from navrl.config import ConfigError
 from navrl.monitor.console import TrainingConsole, clock
@@ -71,7 +74,9 @@ def main(cfg: DictConfig) -> None:
     evaluator = Evaluator(train.eval_maps, train.eval_seed, sim_settings, task_settings)
 
     # The learner, and what carries data to it.
-    ppo = PPO(policy, algo, cfg.seed)
+    beams = partial(PackedRows, columns=math.prod(sim_settings.lidar.shape))
+    hold = {"none": None, "lidar": beams, "all": PackedRows}[train.compress_rollout]
+    ppo = PPO(policy, algo, cfg.seed, hold)
     ppo.value_norm.load_state_dict(value_norm or ppo.value_norm.state_dict())
     from_before = resumed.state["batches"] if resumed and resumed.same_world else None
     if train.prefetch:
@@ -277,6 +282,13 @@ def main(cfg: DictConfig) -> None:
         f"policy, curves and pictures: {run}\n"
         f"fly it with: python scripts/eval.py policy={run / 'policy.pt'}"
     )
+    if archive:
+        stored = archive.stats
+        share = 100 * (1 - stored["bytes"] / max(1, stored["raw_bytes"]))
+        print(
+            f"stored {stored['stored']} rollouts, {stored['left_out']} left out (disk too slow), {share:.0f} % saved:"
+            f" python scripts/rollouts.py {run}"
+        )
     if stop or broken:
         print(f"go on with: python scripts/train.py resume={run}")
     if broken:

@@ -132,6 +132,7 @@ BAD_TRAINING = {
     "return_same_td=2": "true or false",
     "use_pipelined_collector=true": "set return_same_td=false",
     "rollout_save_interval=5": "set return_same_td=false",
+    "compress_rollout=zip": "none, lidar, all",
     "prefetch_count=0": "between 1",
     "perf.trace=2": "true or false",
     "perf.interval=-1": "between 0",

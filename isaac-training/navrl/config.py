@@ -317,6 +317,7 @@ def scenarios(cfg: DictConfig) -> list[Scenario]:
 
 # --- training ---------------------------------------------------------------------------------------------------
 
+COMPRESSED = ("none", "lidar", "all")
 LOGGERS = ("wandb", "tensorboard", "none")
 WANDB_MODES = ("offline", "online", "disabled")
 
@@ -338,6 +339,7 @@ class TrainSettings:
     queue_size: int
     keep: Retention
     return_same_td: bool
+    compress_rollout: str
     rollout_interval: int  # iterations between stored rollouts; 0: none
     prefetch: int  # batches flown ahead in a thread; 0: none
     eval_episodes: int
@@ -426,6 +428,7 @@ def train_settings(cfg: DictConfig, sim: SimSettings) -> TrainSettings:
             best=int(number(cfg, "checkpoint.keep_best", 0, 1e9, whole=True)),
         ),
         return_same_td=switch(cfg, "return_same_td"),
+        compress_rollout=choice(cfg, "compress_rollout", COMPRESSED),
         rollout_interval=_rollout_interval(cfg),
         prefetch=_prefetch(cfg),
         eval_episodes=int(number(cfg, "eval.episodes", 1, MAX_EPISODES, whole=True)),

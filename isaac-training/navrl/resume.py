@@ -26,7 +26,8 @@ log = logging.getLogger("navrl")
 # Keys that change nothing of what is learned, and those that change the world the drones are in.
 HARMLESS = (
     "resume", "checkpoint.", "save_", "compress_checkpoint", "async_checkpoint_queue_size", "eval_interval", "eval.",
-    "logger", "wandb.", "perf.", "rollout_save_interval", "headless", "return_same_td", "sim.threads",
+    "logger", "wandb.", "perf.", "rollout_save_interval",
+    "compress_rollout", "headless", "return_same_td", "sim.threads",
 )  # fmt: skip
 WORLD = (
     "seed", "env.num_envs", "env.num_maps", "env.num_obstacles", "env.route", "env_dyn.num_obstacles",

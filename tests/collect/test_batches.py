@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import copy
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 
@@ -141,6 +143,25 @@ def test_an_exception_in_the_thread_arrives_with_its_own_traceback(make) -> None
     with pytest.raises(RuntimeError, match="has ended"):
         next(batches)
     batches.shutdown()
+
+
+def test_a_learner_that_breaks_down_leaves_no_thread_behind() -> None:
+    """The program ends with the learner's own error: no hang, no abort in the thread."""
+    program = """
+from navrl.collect.batches import PrefetchedBatches
+from navrl.ppo.networks import ActorCritic, FastEncoder
+from navrl.ppo.ppo import PPO, PPOSettings
+from navrl.sim.scene import generate_scene
+from navrl.sim.simulator import SimSettings
+from navrl.sim.warp_engine import WarpSimulator
+from navrl.task.env import NavigationEnv, TaskSettings
+env = NavigationEnv(WarpSimulator(generate_scene(3, num_maps=1), SimSettings(64, decimation=4)), TaskSettings())
+batches = PrefetchedBatches(env, PPO(ActorCritic(FastEncoder((36, 4), 4.0), 2.0), PPOSettings()), 64 * 32, count=3)
+next(batches)
+raise ArithmeticError("the learner broke down")
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 1 and done.stderr.strip().endswith("ArithmeticError: the learner broke down"), done.stderr
 
 
 def test_shutdown_from_any_state(make) -> None:

@@ -21,7 +21,7 @@ from navrl.collect.rollouts import DATA, INDEX, BadRollout, RolloutArchive, Roll
 from navrl.ppo.networks import ActorCritic, FastEncoder
 from navrl.ppo.ppo import PPO, PPOSettings
 
-DRONES, STEPS = 40, 12
+DRONES, STEPS = 64, 12
 
 
 @pytest.fixture
@@ -71,10 +71,11 @@ def test_parts_come_back(archive, batches) -> None:
 
 def test_only_the_blocks_that_are_needed_are_read(archive, monkeypatch) -> None:
     storage, taken, pread = RolloutStorage(archive), [], os.pread
+    assert storage._header(0).fields["agents/observation/lidar"].group < DRONES
     storage.find_episode(0)
     monkeypatch.setattr(os, "pread", lambda *a: taken.append(a[1]) or pread(*a))
     storage.read(0, drones=[5], keys=["agents/observation/lidar"])
-    assert len(taken) == 1 and taken[0] < storage.lines[0]["bytes"] / 4
+    assert len(taken) == 1 and taken[0] < storage.lines[0]["bytes"] / 2
 
 
 def test_frames_and_episodes_are_found(archive, batches) -> None:
@@ -190,7 +191,6 @@ def test_a_disk_that_fails_and_one_that_is_slow(batches, tmp_path, monkeypatch, 
             writer.append(batches[0], {})
             while writer._queue.qsize():
                 time.sleep(0.01)
-        (tmp_path / "rollouts" / DATA).rmdir() if writer.stats["failed"] == 2 else time.sleep(0.5)
         writer.shutdown()
     assert writer.stats["failed"] == writer.disk.failures == 2 and len(caplog.records) == 1
     slow = RolloutArchive(tmp_path / "slow", waiting=1)

@@ -112,7 +112,8 @@ def test_losses_and_gradients(make_ppo, collect, encoder: str) -> None:
             parameter += 0.02 * torch.randn_like(parameter)
     batch["value"] += 0.3 * torch.randn(batch.batch_size)
     expected = plain_losses(ppo, batch)
-    rows, columns, _ = ppo.lay_out(batch)
+    held, columns, _ = ppo.lay_out(batch)
+    rows = held.rows
     parts = ppo._losses(rows, columns)
     s = ppo.settings
     loss = parts["policy"] + s.value_weight * parts["value"] - s.entropy_weight * parts["entropy"]

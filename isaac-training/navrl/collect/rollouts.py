@@ -32,7 +32,7 @@ from navrl.checkpoint.files import DiskGuard, append_line, read_lines
 
 DATA, INDEX, FOLDER = "data.bin", "index.jsonl", "rollouts"
 MAGIC = b"NVRL"
-GROUP = 16  # drones a block: a drone is read without the others, and LZ4 still has something to find
+BLOCK = 1 << 18  # bytes a block aims at: one drone is read with few others, and there are not too many blocks
 NEXT = "next/"
 TABLE = np.dtype([("bytes", "<u4"), ("raw", "<u4"), ("crc", "<u4")])
 
@@ -80,6 +80,8 @@ class _Field:
     dtype: str
     shape: tuple[int, ...]  # of one frame
     filter: str  # plain, shuffle or follows
+    group: int  # drones a block
+    first: int  # number of its first block
 
     @property
     def source(self) -> str:
@@ -99,18 +101,19 @@ def pack_rollout(batch: TensorDictBase, about: dict) -> tuple[bytes, dict]:
         twin = arrays.get(name[len(NEXT) :]) if name.startswith(NEXT) else None
         follows = twin is not None and twin.shape == array.shape and twin.dtype == array.dtype
         size, kind = array.dtype.itemsize, "follows" if follows else "plain"
-        for first in range(0, drones, GROUP):
-            part = np.ascontiguousarray(array[first : first + GROUP])
-            data = _exceptions(twin[first : first + GROUP], part) if follows else part.tobytes()
+        group, block = max(1, BLOCK * drones // max(1, array.nbytes)), len(blocks)
+        for first in range(0, drones, group):
+            part = np.ascontiguousarray(array[first : first + group])
+            data = _exceptions(twin[first : first + group], part) if follows else part.tobytes()
             packed = _pack(data if kind != "shuffle" else _shuffle(data, size))
             if first == 0 and not follows and size > 1:  # the first block decides for the field
                 other = _pack(_shuffle(data, size))
                 kind, packed = ("shuffle", other) if len(other) < len(packed) else (kind, packed)
             blocks.append(packed)
             table.append((len(packed), len(data), zlib.crc32(packed)))
-        fields.append([name, array.dtype.str, list(array.shape[2:]), kind])
+        fields.append([name, array.dtype.str, list(array.shape[2:]), kind, group, block])
     lengths = _episode_lengths(arrays["next/done"].reshape(drones, steps))
-    header = {"drones": drones, "steps": steps, "group": GROUP, "fields": fields, "episodes": lengths, "about": about}
+    header = {"drones": drones, "steps": steps, "fields": fields, "episodes": lengths, "about": about}
     body = json.dumps(header, separators=(",", ":")).encode() + b"\n" + np.array(table, TABLE).tobytes()
     head = MAGIC + struct.pack("<III", len(body), len(table), zlib.crc32(body))
     record = b"".join([head, body, *blocks])
@@ -258,16 +261,17 @@ class RolloutStorage:
         names = [*header.fields] if keys is None else [*keys]
         if unknown := [name for name in names if name not in header.fields]:
             raise KeyError(f"rollout {rollout} has no {unknown[0]}; it has {', '.join(header.fields)}")
-        groups = sorted({drone // header.group for drone in chosen})
         out = TensorDict({}, batch_size=[len(chosen), header.steps])
-        place = {group: index for index, group in enumerate(groups)}
-        rows = np.array([place[d // header.group] * header.group + d % header.group for d in chosen], np.int64)
+        tasks = {name: sorted({drone // header.fields[name].group for drone in chosen}) for name in names}
         with (self.folder / DATA).open("rb") as file, ThreadPoolExecutor(self.threads) as pool:
-            tasks = [(name, group) for name in names for group in groups]
-            parts = [*pool.map(lambda task: self._block(file.fileno(), rollout, header, *task), tasks)]
-        for index, name in enumerate(names):
-            whole = np.concatenate(parts[index * len(groups) : (index + 1) * len(groups)])
-            out[tuple(name.split("/"))] = torch.from_numpy(whole[rows] if drones is not None else whole)
+            flat = [(name, group) for name, groups in tasks.items() for group in groups]
+            parts = iter([*pool.map(lambda task: self._block(file.fileno(), rollout, header, *task), flat)])
+        for name, groups in tasks.items():
+            whole, size = np.concatenate([next(parts) for _ in groups]), header.fields[name].group
+            if drones is not None:
+                place = {group: index for index, group in enumerate(groups)}
+                whole = whole[[place[drone // size] * size + drone % size for drone in chosen]]
+            out[tuple(name.split("/"))] = torch.from_numpy(whole)
         return out
 
     def replay_buffer(self, keys: Sequence[str] | None = None, **options: object) -> ReplayBuffer:
@@ -296,12 +300,12 @@ class RolloutStorage:
 
     def _block(self, file: int, rollout: int, header: _Header, name: str, group: int) -> np.ndarray:
         field = header.fields[name]
-        index = header.index[name] * header.groups + group
+        index = field.first + group
         entry = header.table[index]
         packed = os.pread(file, int(entry["bytes"]), int(header.places[index]))
         if len(packed) != entry["bytes"] or zlib.crc32(packed) != entry["crc"]:
             raise BadRollout(
-                f"rollout {rollout} in {self.folder} is damaged ({name}, drones from {group * header.group})"
+                f"rollout {rollout} in {self.folder} is damaged ({name}, drones from {group * field.group})"
             )
         data = lz4.block.decompress(packed, uncompressed_size=int(entry["raw"]))
         if field.filter == "follows":
@@ -315,11 +319,9 @@ class _Header:
     def __init__(self, body: bytes, begin: int, blocks: int) -> None:
         split = len(body) - blocks * TABLE.itemsize
         header = json.loads(body[:split])
-        self.drones, self.steps, self.group = header["drones"], header["steps"], header["group"]
-        self.groups = -(-self.drones // self.group)
-        described = [_Field(name, dtype, tuple(shape), kind) for name, dtype, shape, kind in header["fields"]]
+        self.drones, self.steps = header["drones"], header["steps"]
+        described = [_Field(name, dtype, tuple(shape), *rest) for name, dtype, shape, *rest in header["fields"]]
         self.fields = {field.name: field for field in described}
-        self.index = {field.name: number for number, field in enumerate(described)}
         self.table = np.frombuffer(body, TABLE, blocks, split)
         self.places = begin + np.cumsum(self.table["bytes"], dtype=np.int64) - self.table["bytes"]
         self.ends = np.cumsum([0, *header["episodes"]])

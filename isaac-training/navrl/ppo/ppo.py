@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from tensordict import TensorDictBase
@@ -59,6 +60,29 @@ class NotFinite(RuntimeError):
         self.name, self.data = name, data
 
 
+class Rows(Protocol):
+    """The network's input for a whole batch, one row a frame."""
+
+    shape: torch.Size
+
+    def __len__(self) -> int: ...
+    def select(self, index: Tensor, out: Tensor) -> None: ...
+
+
+class PlainRows:
+    """All rows in one tensor."""
+
+    def __init__(self, inputs: Sequence[Tensor], prepare: Callable[..., Tensor]) -> None:
+        self.rows = prepare(*inputs)
+        self.shape = self.rows.shape
+
+    def __len__(self) -> int:
+        return len(self.rows)
+
+    def select(self, index: Tensor, out: Tensor) -> None:
+        torch.index_select(self.rows, 0, index, out=out)
+
+
 class PPO(nn.Module):
     """An actor-critic and all that trains it. Calling it explores; `update` learns; `averaged` is what to evaluate.
 
@@ -66,9 +90,12 @@ class PPO(nn.Module):
     stopping a run early costs little.
     """
 
-    def __init__(self, policy: ActorCritic, settings: PPOSettings, seed: int = 0) -> None:
+    def __init__(
+        self, policy: ActorCritic, settings: PPOSettings, seed: int = 0, hold: Callable[..., Rows] | None = None
+    ) -> None:
+        """`hold(inputs, prepare)` keeps a batch's network input while it is learned from; plainly, if not given."""
         super().__init__()
-        self.policy, self.settings = policy, settings
+        self.policy, self.settings, self.hold = policy, settings, hold or PlainRows
         self.averaged = copy.deepcopy(policy).requires_grad_(False)
         self.device = next(policy.parameters()).device
         self.value_norm = ValueNorm().to(self.device)
@@ -150,7 +177,7 @@ class PPO(nn.Module):
         for _ in range(s.epochs):
             kl = torch.zeros((), device=self.device)
             for index in torch.randperm(len(rows), generator=self.generator, device=self.device).split(size):
-                torch.index_select(rows, 0, index, out=picked[0])
+                rows.select(index, picked[0])
                 torch.index_select(columns, 0, index, out=picked[1])
                 parts = self._losses(*picked)
                 loss = parts["policy"] + s.value_weight * parts["value"] - s.entropy_weight * parts["entropy"]
@@ -197,11 +224,11 @@ class PPO(nn.Module):
         return parts | {"kl": kl, "clipped": clipped}
 
     @torch.no_grad()
-    def lay_out(self, batch: TensorDictBase) -> tuple[Tensor, Tensor, float]:
+    def lay_out(self, batch: TensorDictBase) -> tuple[Rows, Tensor, float]:
         """The batch as one row of network input a frame, one row of all else the losses need, explained variance."""
         s = self.settings
         seen, then = batch["agents", "observation"], batch["next", "agents", "observation"]
-        rows = self.policy.encoder.prepare(*(seen[name].flatten(0, 1) for name in OBSERVATION))
+        rows = self.hold([seen[name].flatten(0, 1) for name in OBSERVATION], self.policy.encoder.prepare)
 
         def by_time(x: Tensor) -> Tensor:
             return x.reshape(batch.batch_size).T.contiguous()  # (T, N)
