@@ -47,7 +47,7 @@ def run(tmp_path, find) -> Path:
     """A run with two states, begun with seed=4."""
     described = OmegaConf.to_yaml(compose("train", ["seed=4", "reward=navrl"]))
     for iteration in (3, 7):
-        state = {
+        state = {name: {} for name, kind in resume.HELD.items() if kind is dict} | {
             "format": TRAINING_STATE, "iteration": iteration, "frames": 100 * iteration, "config": described,
             "overrides": ["seed=4", "reward=navrl"], "machine": resume.machine_now(),
         }  # fmt: skip

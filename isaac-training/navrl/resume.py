@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import random
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from navrl import config
-from navrl.checkpoint.files import BadCheckpoint, load_checkpoint
+from navrl.checkpoint.files import BadCheckpoint, checkpoint_path, load_checkpoint
 from navrl.checkpoint.run_files import FOLDER, RunFiles, newest_state, states_of
 from navrl.checkpoint.snapshot import Live
 from navrl.config import ConfigError, TrainSettings
@@ -29,9 +30,13 @@ HARMLESS = (
     "logger", "wandb.", "perf.", "rollout_save_interval",
     "compress_rollout", "headless", "return_same_td", "sim.threads",
 )  # fmt: skip
+HELD = {
+    "config": str, "overrides": list, "machine": dict, "network": dict, "iteration": int, "frames": int, "ppo": dict,
+    "batches": dict, "random": dict, "flights": dict, "performance": dict, "scores": dict, "scored": dict,
+}  # fmt: skip
 WORLD = (
     "seed", "env.num_envs", "env.num_maps", "env.num_obstacles", "env.route", "env_dyn.num_obstacles",
-    "sim.decimation", "drone.model_name",
+    "sim.decimation", "sim.engine", "sim.physics", "drone.model_name",
 )  # fmt: skip
 
 
@@ -57,15 +62,19 @@ def find(cfg: DictConfig) -> Resumed | None:
             run = path.parent if path.name == FOLDER else path
             file, state = newest_state(run)
         else:
-            file, state = path, load_checkpoint(path)
+            file, state = checkpoint_path(path), load_checkpoint(path)
             run = file.resolve().parent.parent
     except BadCheckpoint as error:
         raise ConfigError("resume", wanted, str(error)) from None
     if state.get("format") != TRAINING_STATE:
         kind = "a policy without training state" if state.get("format") == FORMAT else "not a training state"
         raise ConfigError("resume", wanted, f"is {kind}; to start a new run from its weights give checkpoint={wanted}")
-    new = compose("train", overrides=_merged(state["overrides"]))
-    changed = _differences(OmegaConf.create(state["config"]), new)
+    for name, kind in HELD.items():
+        if not isinstance(state.get(name), kind):
+            raise ConfigError("resume", wanted, f"is no training state of this program: it has no proper {name}")
+    new = compose("train", overrides=_merged([text for text in state["overrides"] if isinstance(text, str)]))
+    with as_one_line(path):
+        changed = _differences(OmegaConf.create(state["config"]), new)
     same_world = not any(key in WORLD for key in changed)
     _tell(file, state, changed, same_world)
     # A file that is not the last of its run begins a branch: what came after it stays as it is.
@@ -76,15 +85,29 @@ def find(cfg: DictConfig) -> Resumed | None:
     return Resumed(new, state, run, run, same_world)
 
 
+@contextlib.contextmanager
+def as_one_line(path: Path | None) -> Iterator[None]:
+    """While a state is taken apart: one that was made up, or by another version, fails in any of many ways."""
+    try:
+        yield
+    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+        if path is None or isinstance(error, ConfigError):
+            raise
+        reason = str(error).strip().partition("\n")[0]
+        fix = f"does not fit this program ({type(error).__name__}: {reason}); begin a new run"
+        raise ConfigError("resume", path, fix) from error
+
+
 def open_run(resumed: Resumed | None, train: TrainSettings, network: dict) -> RunFiles:
     """The directory to train in, for this process alone. Refuses a run that cannot be gone on with."""
     run = resumed.run if resumed else config.run_directory()
     if resumed:
         for name, was in resumed.state["network"].items():
-            if was != network[name]:
-                fix = f"its network has {name}={was}, now {network[name]}; begin a new run, or leave it as it was"
+            if was != network.get(name):
+                fix = f"its network has {name}={was}, now {network.get(name)}; begin a new run, or leave it as it was"
                 raise ConfigError("resume", resumed.history, fix)
-        if resumed.state["frames"] + train.frames_per_batch > train.total_frames:
+        done = resumed.state["frames"] + train.frames_per_batch > train.total_frames
+        if done and resumed.state["scored"].get("frames") == resumed.state["frames"]:  # evaluated, too
             raise ConfigError("max_frame_num", train.total_frames, f"{run} is done with them; raise it to go on")
     try:
         files = RunFiles(run, train.keep)

@@ -44,7 +44,7 @@ def test_table_json_and_pictures(tmp_path) -> None:
     "override, words",
     [
         ("policy=nowhere.pt", "no such file"),
-        ("policy=foreign.pt", "cannot be read"),
+        ("policy=foreign.pt", "is not a checkpoint"),
         ("sensor.lidar_hres=7", "divide 360"),
         ("eval.episodes=0", "between 1"),
     ],

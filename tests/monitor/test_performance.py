@@ -62,10 +62,10 @@ def test_watched_methods_and_other_threads() -> None:
             thing.work(1)
 
     with monitor.timer("main"):
-        thread = threading.Thread(target=elsewhere)
+        thread = threading.Thread(target=elsewhere, name="other")
         thread.start(), thread.join()
         assert thing.work(1) == 2
-    assert set(monitor.get_stats()) == {"main", "main/working", "thread", "thread/working"}
+    assert set(monitor.get_stats()) == {"main", "main/working", "other/thread", "other/thread/working"}
 
 
 def test_counting_goes_on() -> None:

@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import io
 import json
 import logging
@@ -58,7 +59,7 @@ def write_checkpoint(path: Path, content: dict, level: int | None = None, manife
     A reader, or a crash at any moment, meets the old file or the new one, never a part. `manifest` gets a line.
     """
     began = time.perf_counter()
-    path = path if level is None else path.with_name(path.name + PACKED)
+    path = path if level is None or path.suffix == PACKED else path.with_name(path.name + PACKED)
     temporary = path.with_name(path.name + TEMPORARY)
     try:
         with temporary.open("wb") as file:
@@ -73,13 +74,15 @@ def write_checkpoint(path: Path, content: dict, level: int | None = None, manife
         name = os.path.relpath(path, manifest.parent) if manifest else path.name
         written = Written(name, sink.bytes, sink.raw, f"{sink.crc:08x}", time.perf_counter() - began)
         if manifest:  # before the rename: a line without its file can be told, a file without its line cannot
-            append_line(manifest, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **asdict(written)})
+            with contextlib.suppress(OSError):  # the file matters more than what is told of it
+                append_line(manifest, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **asdict(written)})
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    sync_directory(path.parent)
+    with contextlib.suppress(OSError):  # some network file systems know no such thing; the file is in place
+        sync_directory(path.parent)
     with contextlib.suppress(OSError):
         _sibling(path).unlink()  # saved before in the other form: now out of date
     return written
@@ -127,22 +130,26 @@ class _Sink(io.RawIOBase):
         self.file.write(data)
 
 
-def append_line(path: Path, record: dict) -> None:
-    """Add a line of JSON; a line torn by a crash before stays alone."""
+def append_line(path: Path, record: dict, sync: bool = False) -> None:
+    """Add a line of JSON, on disk when this returns if `sync`; a line torn by a crash before stays alone."""
     line = json.dumps(record).encode() + b"\n"
     with path.open("ab+") as file:
         if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
             line = b"\n" + line
         file.write(line)
+        if sync:
+            file.flush()
+            os.fsync(file.fileno())
 
 
 def read_lines(path: Path) -> list[dict]:
     """Lines of JSON, without those that a crash tore."""
     out = []
     with contextlib.suppress(FileNotFoundError):
-        for line in path.read_bytes().splitlines():
+        for row in path.read_bytes().splitlines():
             with contextlib.suppress(ValueError):
-                out.append(json.loads(line))
+                line = json.loads(row)
+                out += [line] if isinstance(line, dict) else []
     return out
 
 
@@ -163,23 +170,26 @@ def load_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> dic
 
     Raises BadCheckpoint in one line if it cannot be found, is not whole, was changed, or is something else.
     """
-    path = Path(path)
-    with _one_line(path):
-        if not os.path.lexists(path) and os.path.lexists(_sibling(path)):
-            path = _sibling(path)
-        with _open(path) as file:
-            magic = file.read(4)
-            file.seek(0)
-            if magic == LZ4_MAGIC:
-                file = io.BytesIO(_unpack(file, path))
-            elif magic != ZIP_MAGIC:
-                raise BadCheckpoint(f"{path} is not a checkpoint (neither torch's format nor that in LZ4)")
-            _check_zip(file, path)
-            file.seek(0)
-            content = torch.load(file, map_location=device, weights_only=True)
+    path = checkpoint_path(path)
+    with _one_line(path), _open(path) as file:
+        magic = file.read(4)
+        file.seek(0)
+        if magic == LZ4_MAGIC:
+            file = io.BytesIO(_unpack(file, path))
+        elif magic != ZIP_MAGIC:
+            raise BadCheckpoint(f"{path} is not a checkpoint (neither torch's format nor that in LZ4)")
+        _check_zip(file, path)
+        file.seek(0)
+        content = torch.load(file, map_location=device, weights_only=True)
     if not isinstance(content, dict):
         raise BadCheckpoint(f"{path} is not a checkpoint of this project (it holds a {type(content).__name__})")
     return content
+
+
+def checkpoint_path(path: str | Path) -> Path:
+    """The file that is there for a checkpoint called so, with or without `.lz4`."""
+    path = Path(path)
+    return _sibling(path) if not os.path.lexists(path) and os.path.lexists(_sibling(path)) else path
 
 
 def _sibling(path: Path) -> Path:
@@ -280,4 +290,6 @@ class DiskGuard:
     def failed(self, what: str, error: object) -> None:
         self.failures += 1
         if self.failures == 1:
-            log.warning("%s failed: %s; training goes on, free some space or it will not be saved", what, error)
+            full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+            remedy = "free some space" if full else "mend that"
+            log.warning("%s failed: %s; training goes on, %s or it will not be saved", what, error, remedy)

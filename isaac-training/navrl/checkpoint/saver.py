@@ -45,6 +45,7 @@ class AsyncCheckpointSaver:
         self.max_queue_size, self.level, self.manifest = max_queue_size, level, manifest
         self.disk = disk or DiskGuard()
         self._stats = {"saved": 0, "failed": 0, "dropped": 0, "bytes": 0, "raw_bytes": 0, "seconds": 0.0}
+        self._packed = 0, 0  # bytes after and before
         self._free: list[Snapshot] = []
         self._queue: deque[_Job] = deque()
         self._writing: _Job | None = None
@@ -102,7 +103,7 @@ class AsyncCheckpointSaver:
         """Saves done, failed, dropped and queued; bytes written and before packing, their ratio; seconds of work."""
         with self._change:
             queued = len(self._queue) + (self._writing is not None)
-            ratio = self._stats["bytes"] / max(1, self._stats["raw_bytes"])
+            ratio = self._packed[0] / self._packed[1] if self._packed[1] else 1.0  # of those that were to be packed
             return {**self._stats, "queued": queued, "ratio": ratio}
 
     load_checkpoint = staticmethod(load_checkpoint)
@@ -166,6 +167,8 @@ class AsyncCheckpointSaver:
             self._stats["saved"] += 1
             self._stats["bytes"] += written.bytes
             self._stats["raw_bytes"] += written.raw_bytes
+            if job.compress:
+                self._packed = self._packed[0] + written.bytes, self._packed[1] + written.raw_bytes
             self._stats["seconds"] += written.seconds
         if job.after:
             job.after(job.snapshot.content, written)

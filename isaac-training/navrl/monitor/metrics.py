@@ -63,12 +63,14 @@ class CsvLogger:
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics.csv, without one that a crash tore."""
-    whole = path.read_text().rpartition("\n")[0].splitlines()
-    rows = csv.DictReader(whole)
-    return [
-        {key: int(value) if key == "frames" else float(value) for key, value in row.items() if value} for row in rows
-    ]
+    """The rows of a metrics.csv, without those that a crash or a power cut spoiled."""
+    whole = path.read_text(errors="replace").replace("\0", "").rpartition("\n")[0].splitlines()
+    rows = []
+    for row in csv.DictReader(whole):
+        with contextlib.suppress(ValueError, TypeError):
+            values = {key: float(value) for key, value in row.items() if value}
+            rows.append({**values, "frames": int(values["frames"])} if "frames" in values else {})
+    return [row for row in rows if row]
 
 
 class TensorBoardLogger:
@@ -130,8 +132,12 @@ class WandbLogger:
 
     def picture(self, name: str, path: Path, frames: int) -> None:
         import wandb
+        from PIL import Image
 
-        self.run.log({"frames": frames, name: wandb.Image(str(path))})
+        with Image.open(path) as picture:  # wandb keeps every one: small, or they would be most of the run's directory
+            small = picture.convert("RGB")
+            small.thumbnail((1400, 1400))
+            self.run.log({"frames": frames, name: wandb.Image(small, file_type="jpg")})
 
     def close(self) -> None:
         self.run.finish()

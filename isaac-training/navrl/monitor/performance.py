@@ -92,6 +92,7 @@ class PerformanceMonitor:
     def __init__(self, device: str = "cpu", trace: Path | None = None) -> None:
         self._cuda = device.startswith("cuda")
         self._roots: list[Timer] = []
+        self._before: dict[str, tuple[float, int]] = {}  # total and count by timer, of a run that is gone on with
         self._place = _Place(self)
         self._began = time.perf_counter()
         self._memory: deque[float] = deque(maxlen=GROWTH_WINDOWS + 1)
@@ -133,15 +134,16 @@ class PerformanceMonitor:
     def get_stats(self, window: int = 100) -> dict[str, dict[str, float]]:
         """By timer: mean, std, min, max, p50, p95 of its last `window` calls in s, and its share of all wall time."""
         out: dict[str, dict[str, float]] = {}
+        totals = self._totals()
         for timer in self._timers():
-            timer.collect()
             last = np.array([*timer.durations][-window:])
             if len(last):
                 p50, p95 = np.percentile(last, [50, 95])
+                total, count = totals[timer.path]
                 out[timer.path] = {
                     "mean": float(last.mean()), "std": float(last.std()), "min": float(last.min()),
                     "max": float(last.max()), "p50": float(p50), "p95": float(p95),
-                    "share": timer.total / self.elapsed, "count": timer.count,
+                    "share": total / self.elapsed, "count": count,
                 }  # fmt: skip
         return out
 
@@ -158,10 +160,7 @@ class PerformanceMonitor:
 
     def shares(self) -> dict[str, float]:
         """Of wall time, by outermost timer."""
-        tops = [timer for root in self._roots for timer in root.children.values()]
-        for timer in tops if self._cuda else ():
-            timer.collect()
-        return {timer.path: timer.total / self.elapsed for timer in tops}
+        return {path: total / self.elapsed for path, (total, _) in self._totals().items() if "/" not in path}
 
     def memory(self, buffers: int = 0) -> dict[str, float]:
         """Memory now, in MB: of the process, of the device, and of the `buffers` (bytes) that are told of."""
@@ -202,16 +201,21 @@ class PerformanceMonitor:
 
     def state(self) -> dict:
         """What has been counted so far."""
-        return {"elapsed": self.elapsed, "timers": {t.path: [t.total, t.count] for t in self._timers()}}
+        return {"elapsed": self.elapsed, "timers": {path: list(sums) for path, sums in self._totals().items()}}
 
     def load_state(self, state: dict) -> None:
         """Go on counting from `state()`."""
         self._began = time.perf_counter() - state["elapsed"]
-        for path, (total, count) in state["timers"].items():
-            timer = self._place.current
-            for name in path.split("/"):
-                timer = timer.children.get(name) or self._new(timer, name)
-            timer.total, timer.count = total, count
+        self._before = {path: (total, count) for path, (total, count) in state["timers"].items()}
+
+    def _totals(self) -> dict[str, tuple[float, int]]:
+        """Seconds and calls by timer, over all threads and all lives of a run."""
+        out = dict(self._before)
+        for timer in self._timers():
+            timer.collect()
+            total, count = out.get(timer.path, (0.0, 0))
+            out[timer.path] = total + timer.total, count + timer.count
+        return out
 
     def _timers(self) -> list[Timer]:
         """Every timer, parents before their children."""
@@ -227,5 +231,6 @@ class _Place(threading.local):
     """Where a thread is in its tree of timers."""
 
     def __init__(self, monitor: PerformanceMonitor) -> None:
-        self.current = Timer(monitor, None, "")
+        thread = threading.current_thread()
+        self.current = Timer(monitor, None, "" if thread is threading.main_thread() else thread.name)
         monitor._roots.append(self.current)
