@@ -44,7 +44,7 @@ def draw(storage: RolloutStorage, rollout: int, drones: list[int], path: Path) -
     done = data["next", "done"].squeeze(-1).numpy()
     position = -state[..., :3] * np.hypot(state[..., 3], state[..., 4])[..., None]
     angle = np.linspace(0.0, 2.0 * np.pi, lidar.shape[3], endpoint=False)
-    reach = lidar.max() if (lidar > 0).any() else 1.0
+    reach = storage.lines[rollout]["lidar_range"]
     plt = pyplot()
     columns = min(4, len(drones))
     rows = -(-len(drones) // columns)

@@ -15,7 +15,7 @@ from tensordict import TensorDictBase
 
 from navrl.checkpoint.snapshot import tensors_of
 from navrl.collect.batches import VERSION, PrefetchedBatches, SerialBatches, make_collector
-from navrl.ppo.networks import ActorCritic, FastEncoder
+from navrl.ppo.networks import ActorCritic, FastEncoder, NavRLEncoder
 from navrl.ppo.ppo import PPO, PPOSettings
 
 DRONES, STEPS = 16, 4
@@ -23,12 +23,12 @@ FRAMES = DRONES * STEPS
 
 
 @pytest.fixture
-def make(make_env, scene) -> Callable[[], tuple]:
+def make(make_env, scene) -> Callable[..., tuple]:
     """An environment and a learner, the same every time."""
 
-    def build() -> tuple:
+    def build(encoder: type = FastEncoder) -> tuple:
         torch.manual_seed(0)
-        ppo = PPO(ActorCritic(FastEncoder((36, 4), 4.0), 2.0), PPOSettings(minibatches=2), seed=5)
+        ppo = PPO(ActorCritic(encoder((36, 4), 4.0), 2.0), PPOSettings(minibatches=2), seed=5)
         return make_env(scene, DRONES, decimation=4, task={"max_episode_length": 60}), ppo
 
     return build
@@ -48,9 +48,10 @@ def same(a: PPO, b: PPO) -> bool:
     return all(map(torch.equal, tensors_of(a.state()), tensors_of(b.state())))
 
 
+@pytest.mark.parametrize("encoder", [FastEncoder, NavRLEncoder])
 @pytest.mark.parametrize("count", [1, 3])
-def test_learns_as_a_serial_run_with_weights_as_old(make, count: int) -> None:
-    (env, ppo), (twin, reference) = make(), make()
+def test_learns_as_a_serial_run_with_weights_as_old(make, count: int, encoder: type) -> None:
+    (env, ppo), (twin, reference) = make(encoder), make(encoder)
     batches = PrefetchedBatches(env, ppo, FRAMES, count)
     for k, expected in zip(range(8), stale(twin, reference, count), strict=False):
         batch = next(batches)
@@ -127,7 +128,8 @@ def test_going_on_is_exact(make, kind: type) -> None:
     batches.shutdown(), resumed.shutdown()
 
 
-def test_an_exception_in_the_thread_arrives_with_its_own_traceback(make) -> None:
+@pytest.mark.parametrize("pause", [0.0, 0.5])
+def test_an_exception_in_the_thread_arrives_with_its_own_traceback(make, pause: float) -> None:
     env, ppo = make()
     batches = PrefetchedBatches(env, ppo, FRAMES)
     ppo.update(next(batches))
@@ -136,6 +138,7 @@ def test_an_exception_in_the_thread_arrives_with_its_own_traceback(make) -> None
         raise ValueError("the rotor fell off")
 
     env.simulator.step = break_down
+    time.sleep(pause)  # the learner may be at work when it happens
     with pytest.raises(ValueError, match="the rotor fell off") as caught:
         for _ in range(5):
             next(batches)
@@ -149,7 +152,7 @@ def test_a_learner_that_breaks_down_leaves_no_thread_behind() -> None:
     """The program ends with the learner's own error: no hang, no abort in the thread."""
     program = """
 from navrl.collect.batches import PrefetchedBatches
-from navrl.ppo.networks import ActorCritic, FastEncoder
+from navrl.ppo.networks import ActorCritic, FastEncoder, NavRLEncoder
 from navrl.ppo.ppo import PPO, PPOSettings
 from navrl.sim.scene import generate_scene
 from navrl.sim.simulator import SimSettings
@@ -174,3 +177,23 @@ def test_shutdown_from_any_state(make) -> None:
         batches.shutdown()
         batches.shutdown()
         assert not batches._thread.is_alive() and time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize("kind", [SerialBatches, PrefetchedBatches])
+def test_drones_and_learner_on_different_devices(make, kind: type) -> None:
+    """There may be no second device here, but the learner can say it is on one: "cpu:0" is not "cpu" to torch."""
+    (env, ppo), (twin, later) = make(), make()
+    ppo.device = later.device = torch.device("cpu:0")
+    batches = kind(env, ppo, FRAMES)
+    assert batches.actor is not ppo and batches.actor.device == env.device
+    for k in range(3):
+        batch = next(batches)
+        assert batch.device == ppo.device and (batch[VERSION] == max(0, k - (kind is PrefetchedBatches))).all()
+        ppo.update(batch)
+    saved = copy.deepcopy({"batches": batches.state(), "ppo": ppo.state()})
+    resumed = kind(twin, later, FRAMES, state=saved["batches"])
+    later.load_state(saved["ppo"])
+    for _ in range(2):
+        ppo.update(next(batches)), later.update(next(resumed))
+        assert same(ppo, later)
+    batches.shutdown(), resumed.shutdown()

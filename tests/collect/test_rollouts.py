@@ -144,6 +144,62 @@ def test_damage_is_named_and_harms_nothing_else(archive, batches) -> None:
         file.write(good)
 
 
+def test_damage_in_the_index_is_mended(archive, batches, caplog) -> None:
+    """300 bytes changed or cuts, and no index at all: every rollout is still found, and damage is told of."""
+    path, rng = archive / INDEX, random.Random(1)
+    good, lines = path.read_bytes(), RolloutStorage(archive).lines
+    for attempt in range(300):
+        place = rng.randrange(len(good))
+        bad = bytearray(good[:place] if attempt % 5 == 0 else good)
+        if attempt % 5:
+            bad[place] ^= rng.randrange(1, 256)
+        path.write_bytes(bad)
+        assert RolloutStorage(archive).lines == lines
+    assert "found again" in caplog.text
+    path.unlink()
+    storage = RolloutStorage(archive)
+    assert storage.lines == lines and torch.equal(storage[2]["value"], batches[2]["value"])
+
+
+def test_going_on_drops_what_will_be_flown_again(archive, batches) -> None:
+    """Going on from the state after iteration 1: the rollout of iteration 2 is of a future that did not happen."""
+    writer = RolloutArchive(archive, iteration=1)
+    writer.append(batches[0], {"iteration": 2})
+    writer.shutdown()
+    storage = RolloutStorage(archive)
+    assert [line["iteration"] for line in storage.lines] == [0, 1, 2]
+    assert torch.equal(storage[2]["value"], batches[0]["value"])
+
+
+def test_a_replay_buffer_leaves_out_what_is_damaged(archive, caplog) -> None:
+    lines = RolloutStorage(archive).lines
+    data = bytearray((archive / DATA).read_bytes())
+    data[lines[1]["offset"] + lines[1]["bytes"] // 2] ^= 1
+    (archive / DATA).write_bytes(data)
+    buffer = RolloutStorage(archive).replay_buffer()
+    assert len(buffer) == 2 * DRONES * STEPS and "rollout 1 in" in caplog.text
+
+
+@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
+def test_a_full_disk_under_the_archive(batches, tmp_path) -> None:
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
+        pytest.skip("this machine allows no mount")
+    try:
+        writer = RolloutArchive(disk, waiting=50)
+        for number in range(20):
+            writer.append(batches[number % 3], {"iteration": number})
+        writer.shutdown()
+        storage = RolloutStorage(disk)
+        assert 0 < len(storage) == writer.stats["stored"] < 20 and writer.stats["failed"] == 20 - len(storage)
+        for number in range(len(storage)):
+            assert torch.equal(storage[number]["value"], batches[number % 3]["value"])
+        assert (disk / DATA).stat().st_size == sum(line["bytes"] for line in storage.lines), "no torn record stays"
+    finally:
+        subprocess.run(["umount", "-l", str(disk)], check=False)
+
+
 def test_what_a_crash_leaves_is_passed_over(archive, batches) -> None:
     with (archive / DATA).open("ab") as file:
         file.write(b"half a record")

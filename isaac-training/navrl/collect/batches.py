@@ -27,23 +27,33 @@ class SerialBatches:
     def __init__(
         self, env: NavigationEnv, ppo: PPO, frames: int, return_same_td: bool = True, state: dict | None = None
     ) -> None:
-        self.env, self.ppo, self.actor = env, ppo, ppo
+        self.env, self.ppo = env, ppo
+        self._apart = env.device != ppo.device  # then a copy of the policy acts where the drones are
+        self.actor = ppo.acting_copy(ppo.seed, env.device) if self._apart else ppo
         if state:
             env.load_state_dict(state["env"])  # before the collector begins by looking at it
-        self.collector = make_collector(env, ppo, frames, return_same_td)
+        self.collector = make_collector(env, self.actor, frames, return_same_td)
         self._batches = iter(self.collector)
+        if self._apart and state and "generator" in state:
+            self.actor.generator.set_state(state["generator"])
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         return self
 
     def __next__(self) -> TensorDictBase:
         version = self.ppo.updates
-        batch = next(self._batches)
-        return _mark(batch, version)
+        if self._apart:
+            self.actor.fly_with(self.ppo.acting_weights())
+        return _mark(self.carry(next(self._batches)), version)
+
+    def carry(self, batch: TensorDictBase) -> TensorDictBase:
+        """To where it is learned from."""
+        return to_device(batch, self.ppo.device) if self._apart else batch
 
     def state(self) -> dict:
         """All that is needed to go on from here, besides the learner; live tensors."""
-        return {"env": self.env.state_dict()}
+        own = {"generator": self.actor.generator.get_state()} if self._apart else {}
+        return {"env": self.env.state_dict(), **own}
 
     def shutdown(self) -> None:
         self.collector.shutdown()
@@ -61,7 +71,7 @@ class PrefetchedBatches:
         self, env: NavigationEnv, ppo: PPO, frames: int, count: int = 1, seed: int = 0, state: dict | None = None
     ) -> None:
         self.env, self.ppo, self.staleness = env, ppo, 0
-        self.actor = ppo.acting_copy(seed)
+        self.actor = ppo.acting_copy(seed, env.device)
         if state:
             env.load_state_dict(state["env"])
         self.collector = make_collector(env, self.actor, frames, return_same_td=False)  # every batch is fresh memory
@@ -76,22 +86,23 @@ class PrefetchedBatches:
         self._ready: queue.SimpleQueue[TensorDictBase | BaseException] = queue.SimpleQueue()
         for weights in self._pending:
             self._orders.put(weights)
-        self._stopping, self._failed = False, False
+        self._started, self._stopping, self._failed = False, False, False
         self._thread = threading.Thread(target=self._work, name="prefetch", daemon=True)
 
     def __iter__(self) -> Iterator[TensorDictBase]:
         return self
 
     def __next__(self) -> TensorDictBase:
-        if not self._thread.is_alive():
-            if self._stopping or self._failed:
-                raise RuntimeError("the collecting thread has ended")
+        if self._stopping or self._failed:
+            raise RuntimeError("the collecting thread has ended")
+        if not self._started:
+            self._started = True
             self._thread.start()
             atexit.register(self.shutdown)  # a thread inside torch must not meet the end of the interpreter
         while len(self._pending) <= self._count:
             self._pending.append(self.ppo.acting_weights())
             self._orders.put(self._pending[-1])
-        batch = self._ready.get()
+        batch = self._ready.get()  # a thread that has failed left its good batches here first, then its error
         if isinstance(batch, BaseException):
             self._failed = True
             raise batch  # with the thread's own traceback
@@ -101,10 +112,15 @@ class PrefetchedBatches:
         self.staleness = self.ppo.updates - weights["version"]
         return batch
 
+    def carry(self, batch: TensorDictBase) -> TensorDictBase:
+        """To where it is learned from, while the learner is still busy with the one before."""
+        return batch if self.env.device == self.ppo.device else to_device(batch, self.ppo.device)
+
     def state(self) -> dict:
         """All that is needed to go on from here, besides the learner: batches on the way are flown once more."""
         with self._change:
-            self._change.wait_for(lambda: self._begun or not self._thread.is_alive(), timeout=60)
+            while not self._begun and self._thread.is_alive():
+                self._change.wait(timeout=1.0)
             begun = self._begun[0] if self._begun else self._as_now()
         return {**begun, "weights": [*self._pending]}
 
@@ -126,7 +142,7 @@ class PrefetchedBatches:
                     self._begun.append(self._as_now())
                     self._change.notify_all()
                 self.actor.fly_with(weights)
-                self._ready.put(_mark(next(self._batches), weights["version"]))
+                self._ready.put(_mark(self.carry(next(self._batches)), weights["version"]))
         except BaseException as error:
             self._ready.put(error)
             with self._change:
@@ -148,6 +164,14 @@ def make_collector(env: NavigationEnv, policy: PPO, frames: int, return_same_td:
         track_traj_ids=False,
         auto_register_policy_transforms=False,
     )
+
+
+def to_device(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
+    """A copy on another device. To CUDA it goes through pinned memory, and nobody waits: whoever computes with it there
+    comes later in the stream."""
+    if device.type == "cuda" and batch.device is not None and batch.device.type == "cpu":
+        return batch.pin_memory().to(device, non_blocking=True)
+    return batch.to(device)
 
 
 def _mark(batch: TensorDictBase, version: int) -> TensorDictBase:

@@ -20,16 +20,17 @@ class PackedRows:
     """
 
     def __init__(self, inputs: Sequence[Tensor], prepare: Callable[..., Tensor], columns: int | None = None) -> None:
+        total = len(inputs[0])
         self._chunks: list[bytes] = []
-        rest = []
-        for first in range(0, len(inputs[0]), CHUNK):  # the whole of it is never there unpacked
+        for first in range(0, total, CHUNK):  # the whole of it is never there unpacked
             rows = prepare(*(part[first : first + CHUNK] for part in inputs)).cpu()
-            self._columns = rows.shape[1] if columns is None else columns
+            if first == 0:
+                self.shape = torch.Size((total, rows.shape[1]))
+                self._columns = rows.shape[1] if columns is None else columns
+                self._rest = rows.new_empty(total, rows.shape[1] - self._columns)
             packed = rows[:, : self._columns].contiguous().numpy()
             self._chunks.append(lz4.block.compress(packed, store_size=False))
-            rest.append(rows[:, self._columns :])
-        self.shape = torch.Size((len(inputs[0]), rows.shape[1]))
-        self._rest = torch.cat(rest)
+            self._rest[first : first + CHUNK] = rows[:, self._columns :]
 
     def __len__(self) -> int:
         return self.shape[0]

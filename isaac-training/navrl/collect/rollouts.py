@@ -1,9 +1,9 @@
 """Rollouts on disk: appended while training goes on, read back one drone at a time or all at once.
 
-`data.bin` holds one record after the other, `index.jsonl` a line for each that is whole. A record is a header (JSON), a
-table of blocks and the blocks: one field of a few drones each, LZ4 with or without its bytes shuffled, whichever was
-smaller. What a step led to is nearly always what the next one began with, so of fields under "next" only the exceptions
-are stored.
+`data.bin` holds one record after the other, `index.jsonl` a line for each that is whole (and can be made again from the
+records). A record is a header (JSON), a table of blocks and the blocks: one field of a few drones each, LZ4 with or
+without its bytes shuffled, whichever was smaller. What a step led to is nearly always what the next one began with, so
+of fields under "next" only the exceptions are stored.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import atexit
 import contextlib
 import json
+import logging
+import mmap
 import os
 import queue
 import struct
@@ -28,7 +30,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-from navrl.checkpoint.files import DiskGuard, append_line, read_lines
+from navrl.checkpoint.files import DiskGuard, append_line, sync_directory
+
+log = logging.getLogger("navrl")
 
 DATA, INDEX, FOLDER = "data.bin", "index.jsonl", "rollouts"
 MAGIC = b"NVRL"
@@ -113,13 +117,18 @@ def pack_rollout(batch: TensorDictBase, about: dict) -> tuple[bytes, dict]:
             table.append((len(packed), len(data), zlib.crc32(packed)))
         fields.append([name, array.dtype.str, list(array.shape[2:]), kind, group, block])
     lengths = _episode_lengths(arrays["next/done"].reshape(drones, steps))
-    header = {"drones": drones, "steps": steps, "fields": fields, "episodes": lengths, "about": about}
+    raw = sum(array.nbytes for array in arrays.values())
+    header = {"drones": drones, "steps": steps, "fields": fields, "episodes": lengths, "raw_bytes": raw, "about": about}
     body = json.dumps(header, separators=(",", ":")).encode() + b"\n" + np.array(table, TABLE).tobytes()
     head = MAGIC + struct.pack("<III", len(body), len(table), zlib.crc32(body))
     record = b"".join([head, body, *blocks])
-    raw = sum(array.nbytes for array in arrays.values())
-    line = {"bytes": len(record), "raw_bytes": raw, "drones": drones, "steps": steps, "episodes": len(lengths), **about}
-    return record, line
+    return record, _line(header, len(record))
+
+
+def _line(header: dict, size: int) -> dict:
+    """What the index says of a record."""
+    told = {name: header[name] for name in ("raw_bytes", "drones", "steps")}
+    return {"bytes": size, **told, "episodes": len(header["episodes"]), **header["about"]}
 
 
 def _episode_lengths(done: np.ndarray) -> list[int]:
@@ -136,12 +145,17 @@ def _episode_lengths(done: np.ndarray) -> list[int]:
 class RolloutArchive:
     """Appends batches in the background. Keeps a reference to each until it is written: it must not change.
 
-    When the disk is slower than training, batches that find `waiting` others are left out and counted.
+    When the disk is slower than training, batches that find `waiting` others are left out and counted. A run that is
+    gone on with from `iteration` will fly what came later once more, so that is dropped.
     """
 
-    def __init__(self, folder: Path, disk: DiskGuard | None = None, waiting: int = 2) -> None:
+    def __init__(
+        self, folder: Path, disk: DiskGuard | None = None, waiting: int = 2, iteration: int | None = None
+    ) -> None:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.disk = folder, disk or DiskGuard()
+        if iteration is not None and (folder / DATA).exists():
+            write_index(folder, [line for line in read_index(folder) if line.get("iteration", 0) <= iteration])
         self.stats = {"stored": 0, "left_out": 0, "failed": 0, "bytes": 0, "raw_bytes": 0}
         self._queue: queue.Queue[tuple[TensorDictBase, dict] | None] = queue.Queue(waiting)
         self._thread = threading.Thread(target=self._work, name="rollout archive", daemon=True)
@@ -178,19 +192,88 @@ class RolloutArchive:
 
 def append_record(folder: Path, record: bytes, line: dict) -> dict:
     """The record first, then its line: what a crash leaves behind without a line is as good as not there."""
-    with (folder / DATA).open("ab") as file:
+    with (folder / DATA).open("ab", buffering=0) as file:  # unbuffered: a full disk must leave nothing to write later
         begin = file.tell()
         try:
-            file.write(record)
-            file.flush()
+            rest = memoryview(record)
+            while rest:
+                rest = rest[file.write(rest) :]
             os.fsync(file.fileno())
+            line = {"offset": begin, **line}
+            append_line(folder / INDEX, _signed(line), sync=True)
         except OSError:
             with contextlib.suppress(OSError):
                 file.truncate(begin)
             raise
-    line = {"offset": begin, **line}
-    append_line(folder / INDEX, line)
+    if begin == 0:
+        sync_directory(folder)
     return line
+
+
+# --- the index --------------------------------------------------------------------------------------------------
+
+
+def _signed(line: dict) -> dict:
+    return {**line, "crc": zlib.crc32(json.dumps(line, sort_keys=True).encode())}
+
+
+def read_index(folder: Path) -> list[dict]:
+    """A line a rollout. An index that is damaged or missing is made anew, in memory, from the records themselves."""
+    lines, bad = [], not (folder / INDEX).exists()
+    text = b"" if bad else (folder / INDEX).read_bytes()
+    for row in text.splitlines():
+        try:
+            line = json.loads(row)
+            crc = line.pop("crc")
+            if _signed(line)["crc"] != crc:
+                raise ValueError
+            lines.append(line)
+        except (ValueError, KeyError, AttributeError, TypeError):
+            bad = bad or bool(row.strip())
+    if bad:
+        found = _scan(folder)
+        whole = {line["offset"]: line for line in found + lines}
+        if len(whole) > len(lines):  # else it was a line torn by a crash, whose rollout was never finished
+            log.warning("%s: %d rollouts were missing in %s and found again", folder, len(whole) - len(lines), INDEX)
+        lines = [whole[offset] for offset in sorted(whole)]
+    return lines
+
+
+def write_index(folder: Path, lines: list[dict]) -> None:
+    """Let the archive hold these rollouts and no other after the last of them."""
+    end = max((line["offset"] + line["bytes"] for line in lines), default=0)
+    temporary = folder / f"{INDEX}.tmp"
+    temporary.write_text("".join(json.dumps(_signed(line)) + "\n" for line in lines))
+    temporary.replace(folder / INDEX)
+    os.truncate(folder / DATA, end)
+
+
+def _scan(folder: Path) -> list[dict]:
+    """The records of data.bin that are whole, found by their first bytes and checksums."""
+    out, place = [], 0
+    if not (folder / DATA).exists() or not (folder / DATA).stat().st_size:
+        return out
+    with (folder / DATA).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
+        while (place := data.find(MAGIC, place)) >= 0:
+            line = _record_at(data, place)
+            out += [line] if line else []
+            place += line["bytes"] if line else 1
+    return out
+
+
+def _record_at(data: mmap.mmap, place: int) -> dict | None:
+    try:
+        _, size, blocks, crc = struct.unpack_from("<4sIII", data, place)
+        body = data[place + 16 : place + 16 + size]
+        if zlib.crc32(body) != crc:
+            return None
+        header = _Header(body, place + 16 + size, blocks)
+    except (struct.error, ValueError, KeyError, TypeError):
+        return None
+    for entry, begin in zip(header.table, header.places.tolist(), strict=True):
+        if zlib.crc32(data[begin : begin + int(entry["bytes"])]) != entry["crc"]:
+            return None
+    return {"offset": place, **_line(header.told, 16 + size + int(header.table["bytes"].sum()))}
 
 
 # --- reading ----------------------------------------------------------------------------------------------------
@@ -201,9 +284,9 @@ class RolloutStorage:
 
     def __init__(self, folder: str | Path, threads: int = 2) -> None:
         self.folder, self.threads = Path(folder), threads
-        if not (self.folder / INDEX).is_file():
-            raise BadRollout(f"{self.folder} holds no rollouts (no {INDEX}); train with rollout_save_interval=…")
-        self.lines = read_lines(self.folder / INDEX)
+        if not (self.folder / DATA).is_file():
+            raise BadRollout(f"{self.folder} holds no rollouts (no {DATA}); train with rollout_save_interval=…")
+        self.lines = read_index(self.folder)
         self._headers: dict[int, _Header] = {}
 
     def __len__(self) -> int:
@@ -275,10 +358,16 @@ class RolloutStorage:
         return out
 
     def replay_buffer(self, keys: Sequence[str] | None = None, **options: object) -> ReplayBuffer:
-        """Every frame of the archive in a TorchRL replay buffer, for learning off policy or by imitation."""
+        """Every frame of the archive in a TorchRL replay buffer, for learning off policy or by imitation.
+
+        A rollout that is damaged is left out, and named in a warning.
+        """
         buffer = ReplayBuffer(storage=LazyTensorStorage(self.num_frames), **options)
         for rollout in range(len(self)):
-            buffer.extend(self.read(rollout, keys=keys).reshape(-1))
+            try:
+                buffer.extend(self.read(rollout, keys=keys).reshape(-1))
+            except BadRollout as error:
+                log.warning("%s; left out", error)
         return buffer
 
     # --- inside -------------------------------------------------------------------------------------------------
@@ -318,7 +407,7 @@ class RolloutStorage:
 class _Header:
     def __init__(self, body: bytes, begin: int, blocks: int) -> None:
         split = len(body) - blocks * TABLE.itemsize
-        header = json.loads(body[:split])
+        self.told = header = json.loads(body[:split])
         self.drones, self.steps = header["drones"], header["steps"]
         described = [_Field(name, dtype, tuple(shape), *rest) for name, dtype, shape, *rest in header["fields"]]
         self.fields = {field.name: field for field in described}

@@ -9,6 +9,7 @@ weights from `nn.Conv2d` layers, which are also what it must agree with and what
 from __future__ import annotations
 
 import logging
+import threading
 from functools import cache, lru_cache
 
 import torch
@@ -273,9 +274,14 @@ class _Shared:
 
 
 @lru_cache(maxsize=256)
-def _shared(kernel: wp.Kernel, blocks: int, threads: int) -> _Shared:
-    del threads  # part of the key: torch may be told to use another number
+def _made(kernel: wp.Kernel, blocks: int, threads: int, caller: int) -> _Shared:
+    del threads, caller  # part of the key: torch may be told to use another number, and a launch serves one caller
     return _Shared(kernel, blocks)
+
+
+def _shared(kernel: wp.Kernel, blocks: int) -> _Shared:
+    """Launches of this thread: another may be acting while this one learns, and addresses are set before a run."""
+    return _made(kernel, blocks, torch.get_num_threads(), threading.get_ident())
 
 
 def supports(layers: list[nn.Conv2d]) -> bool:
@@ -313,7 +319,7 @@ class _LidarConvolution(torch.autograd.Function):
         pairs = zip(parameters[::2], parameters[1::2], strict=True)
         weights = torch.cat([part for w, b in pairs for part in (w.permute(1, 2, 3, 0).flatten(), b)])
         kept, out = images.new_empty(blocks, KEPT, LANES), images.new_empty(total, PIXELS[-1])
-        _shared(forward_blocks, blocks, torch.get_num_threads()).run(
+        _shared(forward_blocks, blocks).run(
             total=total, images=images.data_ptr(), stride=images.stride(0), weights=weights.data_ptr(),
             kept=kept.data_ptr(), out=out.data_ptr(),
         )  # fmt: skip
@@ -326,7 +332,7 @@ class _LidarConvolution(torch.autograd.Function):
         kept, *parameters = ctx.saved_tensors
         grad = grad.contiguous()
         weights = torch.cat([w.permute(0, 2, 3, 1).flatten() for w in parameters[2::2]])
-        shared = _shared(backward_blocks, len(kept), torch.get_num_threads())
+        shared = _shared(backward_blocks, len(kept))
         slices = len(shared.slices)
         # A slice of its own for every thread to write to, a little apart from each other's cache lines.
         scratch, sums = kept.new_empty(slices, LANES * (KEPT - PIXELS[0])), kept.new_zeros(slices, PARAMETERS + 64)

@@ -95,7 +95,7 @@ class PPO(nn.Module):
     ) -> None:
         """`hold(inputs, prepare)` keeps a batch's network input while it is learned from; plainly, if not given."""
         super().__init__()
-        self.policy, self.settings, self.hold = policy, settings, hold or PlainRows
+        self.policy, self.settings, self.seed, self.hold = policy, settings, seed, hold or PlainRows
         self.averaged = copy.deepcopy(policy).requires_grad_(False)
         self.device = next(policy.parameters()).device
         self.value_norm = ValueNorm().to(self.device)
@@ -132,9 +132,9 @@ class PPO(nn.Module):
             alpha, beta, value = self.policy(rows)
         return alpha.float(), beta.float(), value.float()
 
-    def acting_copy(self, seed: int) -> PPO:
+    def acting_copy(self, seed: int, device: torch.device | None = None) -> PPO:
         """One more that can act, with weights and random numbers of its own."""
-        return PPO(copy.deepcopy(self.policy), self.settings, seed)
+        return PPO(copy.deepcopy(self.policy).to(device or self.device), self.settings, seed)
 
     def acting_weights(self) -> dict:
         """What a copy needs to act as this one does now, and how many updates that took."""
