@@ -18,15 +18,18 @@ import math
 import signal
 import sys
 import time
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 import hydra
 import torch
 from omegaconf import DictConfig, OmegaConf
+from tensordict import TensorDictBase
 
 from navrl import config, resume
 from navrl.checkpoint.files import MANIFEST, DiskGuard, Written, write_checkpoint
+from navrl.checkpoint.run_files import states_of
 from navrl.checkpoint.saver import AsyncCheckpointSaver
 from navrl.checkpoint.stop import StopRequest
 from navrl.collect.batches import PrefetchedBatches, SerialBatches
@@ -41,9 +44,9 @@ from navrl.monitor.performance import PerformanceMonitor
 from navrl.ppo.networks import ENCODERS, ActorCritic
 from navrl.ppo.policy_file import TRAINING_STATE, describe, load_policy, policy_content
 from navrl.ppo.ppo import PPO, NotFinite
+from navrl.sim.engine import make_simulator
 from navrl.sim.scene import TRAINING, generate_scene
 from navrl.sim.simulator import SimSettings
-from navrl.sim.warp_engine import WarpSimulator
 from navrl.task.env import NavigationEnv, TaskSettings
 from navrl.task.evaluation import Evaluator, Scenario, summarize
 from navrl.task.kernels import OUTCOMES
@@ -56,11 +59,13 @@ def main(cfg: DictConfig) -> None:
     resumed = resume.find(cfg)
     cfg = resumed.cfg if resumed else cfg
     sim_settings, task_settings = config.sim_settings(cfg), config.task_settings(cfg)
-    train, algo = config.train_settings(cfg, sim_settings), config.ppo_settings(cfg, sim_settings.device)
+    train = config.train_settings(cfg, sim_settings)
+    algo = config.ppo_settings(cfg, train.learner_device)
     scenarios = config.scenarios(cfg)
     config.check_obstacles(cfg)
     resume.seed_random_streams(cfg.seed)
-    policy, value_norm = make_policy(train, sim_settings, task_settings)
+    start_from = None if resumed else train.start_from
+    policy, value_norm = make_policy(train, sim_settings, task_settings, start_from)
     network, version = describe(policy, train.encoder), code_version()
     files = resume.open_run(resumed, train, network)
     run, overrides, described = files.run, resume.given_overrides(resumed), OmegaConf.to_yaml(cfg)
@@ -70,8 +75,9 @@ def main(cfg: DictConfig) -> None:
     scene = generate_scene(
         cfg.seed, cfg.env.num_maps, cfg.env.num_obstacles, cfg.env_dyn.num_obstacles, cfg.env.route, stream=TRAINING
     )
-    env = NavigationEnv(WarpSimulator(scene, sim_settings), task_settings)
-    evaluator = Evaluator(train.eval_maps, train.eval_seed, sim_settings, task_settings)
+    env = NavigationEnv(make_simulator(scene, sim_settings), task_settings)
+    # Isaac holds one world a process, so evaluations on the way fly on Warp; scripts/eval.py sim=isaac flies on Isaac.
+    evaluator = Evaluator(train.eval_maps, train.eval_seed, replace(sim_settings, engine="warp"), task_settings)
 
     # The learner, and what carries data to it.
     beams = partial(PackedRows, columns=math.prod(sim_settings.lidar.shape))
@@ -79,42 +85,46 @@ def main(cfg: DictConfig) -> None:
     ppo = PPO(policy, algo, cfg.seed, hold)
     ppo.value_norm.load_state_dict(value_norm or ppo.value_norm.state_dict())
     from_before = resumed.state["batches"] if resumed and resumed.same_world else None
-    if train.prefetch:
-        batches = PrefetchedBatches(env, ppo, train.frames_per_batch, train.prefetch, cfg.seed, from_before)
-    else:
-        batches = SerialBatches(env, ppo, train.frames_per_batch, train.return_same_td, from_before)
+    with resume.as_one_line(resumed and resumed.history):
+        if train.prefetch:
+            batches = PrefetchedBatches(env, ppo, train.frames_per_batch, train.prefetch, cfg.seed, from_before)
+        else:
+            batches = SerialBatches(env, ppo, train.frames_per_batch, train.return_same_td, from_before)
 
     # Where the run is.
     flights = RecentFlights()
-    monitor = PerformanceMonitor(sim_settings.device, run / "trace.json" if train.trace else None)
+    monitor = PerformanceMonitor(train.learner_device, run / "trace.json" if train.trace else None)
     monitor.watch(env, "step_and_maybe_reset", "simulation")
     monitor.watch(batches.actor, "forward", "policy")
+    monitor.watch(batches, "carry", "transfer")
     monitor.watch(ppo, "lay_out", "advantages")
     scores: dict[str, float] = {}  # success on unseen maps at the last evaluation
     scored: dict[str, int] = {}  # when that was, and over how many flights
     iteration = frames = 0
     if resumed:
         state = resumed.state
-        ppo.load_state(state["ppo"])  # now, because the collector tries the policy out when it is made
-        flights.load_state(state["flights"])
-        monitor.load_state(state["performance"])
-        resume.set_random_state(state["random"])
+        with resume.as_one_line(resumed.history):
+            ppo.load_state(state["ppo"])  # now, because the collector tries the policy out when it is made
+            flights.load_state(state["flights"])
+            monitor.load_state(state["performance"])
+            resume.set_random_state(state["random"])
         iteration, frames, scores, scored = state["iteration"], state["frames"], state["scores"], state["scored"]
-    last = iteration + (train.total_frames - frames) // train.frames_per_batch
+    last = iteration + max(0, train.total_frames - frames) // train.frames_per_batch
     total = frames + (last - iteration) * train.frames_per_batch
 
     # What the person sees, and what stays on disk.
     loggers = make_loggers(cfg, train, run, version, resumed)
     disk, stop = DiskGuard(), StopRequest()
     saver = AsyncCheckpointSaver(train.queue_size, train.compression_level, run / MANIFEST, disk)
-    archive = RolloutArchive(run / FOLDER, disk) if train.rollout_interval else None
+    archive = RolloutArchive(run / FOLDER, disk, iteration=iteration) if train.rollout_interval else None
     broken: NotFinite | None = None
     buffers = 0  # bytes of a batch
 
     def log(metrics: dict[str, float]) -> None:
-        with monitor.timer("log"), disk("logging"):
+        with monitor.timer("log"):
             for logger in loggers:
-                logger.log(metrics, frames)
+                with disk("logging"):
+                    logger.log(metrics, frames)
 
     def about() -> dict:
         """What a user of this policy must know."""
@@ -130,6 +140,9 @@ def main(cfg: DictConfig) -> None:
             "scores": scores | scored,
         }
 
+    def fly_averaged(seen: TensorDictBase) -> torch.Tensor:
+        return ppo.averaged.act(**seen.to(ppo.device)).to(seen.device)
+
     def evaluate(episodes: int, scenarios: list[Scenario] = scenarios, patience: float = 0.0) -> None:
         """Fly the averaged policy on unseen maps: scores, table and picture. A request to stop waits `patience` s."""
 
@@ -139,14 +152,13 @@ def main(cfg: DictConfig) -> None:
 
         with monitor.timer("evaluate"):
             try:
-                flown = {
-                    s: evaluator.fly(s, episodes, lambda seen: ppo.averaged.act(**seen), give_way) for s in scenarios
-                }
+                flown = {s: evaluator.fly(s, episodes, fly_averaged, give_way) for s in scenarios}
             except InterruptedError:
                 return
             results = {str(scenario): summarize(flights) for scenario, flights in flown.items()}
             scores.update({f"eval/{name}/success": result["success"] for name, result in results.items()})
-            scored.update(frames=frames, episodes=episodes)
+            if not patience:  # else it was only a quick look
+                scored.update(frames=frames, episodes=episodes)
             if train.keep.best and not patience:
                 score = sum(result["success"] for result in results.values()) / len(results)
                 content = policy_content(network, ppo.averaged.state_dict(), ppo.value_norm.state_dict(), about())
@@ -209,7 +221,7 @@ def main(cfg: DictConfig) -> None:
     gc.collect()
     gc.freeze()  # what was built to stay is not looked through again: that would take 10 ms at odd moments
     with TrainingConsole(str(run), total) as console:
-        if resumed and due(train.eval_interval) and scored.get("frames") != frames:
+        if resumed and iteration < last and due(train.eval_interval) and scored.get("frames") != frames:
             evaluate(train.eval_episodes)  # that the stop cut short
         while iteration < last and not stop:
             began = time.perf_counter()
@@ -224,7 +236,8 @@ def main(cfg: DictConfig) -> None:
             iteration += 1
             frames += train.frames_per_batch
             if archive and due(train.rollout_interval):
-                archive.append(batch, {"iteration": iteration, "frames": frames})
+                about_it = {"iteration": iteration, "frames": frames, "lidar_range": sim_settings.lidar.range}
+                archive.append(batch, about_it)
             ended = batch["next", "done"].squeeze(-1)
             flights.add({name: batch["next", "stats", name][ended].view(-1).cpu().numpy() for name in SHOWN})
             metrics |= flights.means() | {
@@ -237,6 +250,7 @@ def main(cfg: DictConfig) -> None:
             if due(train.perf_interval):
                 metrics |= monitor.end_window()
                 console.say(monitor.get_summary())
+            if due(TRACED):
                 with disk("writing the trace"):
                     monitor.write_trace()
             log(metrics)
@@ -252,8 +266,8 @@ def main(cfg: DictConfig) -> None:
         # The end, Ctrl-C or worse: save first, then show.
         save(keep=True)
         if broken:
-            with disk("saving what was not finite"):
-                write_checkpoint(run / "not_finite.pt", replay_content(cfg, ppo, broken, iteration, frames / total))
+            content = replay_content(cfg, ppo, broken, iteration, frames / total)
+            saver.save_async(content, run / "not_finite.pt", compress=False, keep=True)
         elif not stop:
             evaluate(train.final_episodes)
             save(keep=True)
@@ -269,9 +283,14 @@ def main(cfg: DictConfig) -> None:
     with disk("writing the trace"):
         monitor.write_trace()
     for logger in loggers:
-        logger.close()
+        try:
+            logger.close()
+        except Exception as error:  # whatever a logger's last words fail with, the run is saved
+            disk.failed("closing a log", error)
     stop.restore()
-    now, otherwise = files.bytes_saved()
+    now = otherwise = 0
+    with disk("looking at what was saved"):
+        now, otherwise = files.bytes_saved()
     written = saver.get_stats()
     files.close()
     print(
@@ -289,7 +308,7 @@ def main(cfg: DictConfig) -> None:
             f"stored {stored['stored']} rollouts, {stored['left_out']} left out (disk too slow), {share:.0f} % saved:"
             f" python scripts/rollouts.py {run}"
         )
-    if stop or broken:
+    if (stop or broken) and states_of(run):
         print(f"go on with: python scripts/train.py resume={run}")
     if broken:
         print(
@@ -298,28 +317,30 @@ def main(cfg: DictConfig) -> None:
         )  # fmt: skip
     if disk.failures:
         print(f"error: {disk.failures} writes to {run} failed; see the warning above", file=sys.stderr)
-    if code := stop.exit_code or int(disk.failures > 0 or broken is not None):
+    if code := int(disk.failures > 0 or broken is not None) or stop.exit_code:
         sys.exit(code)
 
 
 SHOWN = (*OUTCOMES, "return", "length")  # of flights that ended while training
+TRACED = 20  # iterations between writes of the trace: what a crash can cost
 
 
 def make_policy(
-    train: config.TrainSettings, sim: SimSettings, task: TaskSettings
+    train: config.TrainSettings, sim: SimSettings, task: TaskSettings, start_from: str | None
 ) -> tuple[ActorCritic, dict[str, torch.Tensor] | None]:
-    """A new network, or one that starts from the weights of `checkpoint.file`, then with its value normaliser."""
-    policy = ActorCritic(ENCODERS[train.encoder](sim.lidar.shape, sim.lidar.range), task.action_limit).to(sim.device)
-    if train.start_from is None:
+    """A new network, or one that starts from the weights in a file, then with its value normaliser."""
+    policy = ActorCritic(ENCODERS[train.encoder](sim.lidar.shape, sim.lidar.range), task.action_limit)
+    policy = policy.to(train.learner_device)
+    if start_from is None:
         return policy, None
     try:
-        start, known = load_policy(train.start_from, task.action_limit)
+        start, known = load_policy(start_from, task.action_limit)
     except ValueError as error:
-        raise ConfigError("checkpoint", train.start_from, str(error)) from error
+        raise ConfigError("checkpoint", start_from, str(error)) from error
     ours = describe(policy, train.encoder)
     for name, value in known["network"].items():
         if value != ours[name]:
-            raise ConfigError("checkpoint", train.start_from, f"has {name}={value}, but this run has {ours[name]}")
+            raise ConfigError("checkpoint", start_from, f"has {name}={value}, but this run has {ours[name]}")
     policy.load_state_dict(start.state_dict())
     # NavRL's normaliser belongs to NavRL's rewards, a hundred times as large as ours.
     return policy, known["value_norm"] if "command" in known["about"] else None

@@ -27,6 +27,7 @@ from omegaconf.errors import OmegaConfBaseException
 from navrl.checkpoint.run_files import Retention
 from navrl.ppo.networks import ENCODERS
 from navrl.ppo.ppo import SCHEDULES, PPOSettings
+from navrl.sim.isaac_check import PHYSICS, IsaacMissing, check_isaac
 from navrl.sim.lidar import LidarSpec
 from navrl.sim.quadrotor import MODELS
 from navrl.sim.scene import MAX_MOVING, MAX_STATIC, ROUTES
@@ -37,6 +38,7 @@ from navrl.task.kernels import DIRECTION, NEAREST, OBSTACLE, STATE, TERMS
 
 log = logging.getLogger("navrl")
 
+ENGINES = ("warp", "isaac")
 MAX_EPISODES = 16384
 DISK_TROUBLE = (errno.ENOSPC, errno.EDQUOT, errno.EACCES, errno.EPERM, errno.EROFS, errno.ENOTDIR, errno.EEXIST)
 
@@ -60,7 +62,7 @@ def user_errors(main: Callable[[DictConfig], None]) -> Callable[[DictConfig], No
         except KeyboardInterrupt:
             print("\ninterrupted; what was finished is in the run directory", file=sys.stderr)
             sys.exit(130)
-        except (ConfigError, OmegaConfBaseException) as error:
+        except (ConfigError, OmegaConfBaseException, IsaacMissing) as error:
             remove_fresh_run()
             print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
             sys.exit(2)
@@ -77,7 +79,7 @@ def launch(main: Callable[[], None], about: str, name: str) -> None:
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let errors through to here
     try:
         main()
-    except (HydraException, OmegaConfBaseException) as error:  # an unknown key, a value that cannot be parsed
+    except (HydraException, OmegaConfBaseException, IsaacMissing) as error:  # an unknown key, a value that is none, ...
         print(f"error: {error}", file=sys.stderr)
         sys.exit(2)
     except OSError as error:
@@ -86,6 +88,9 @@ def launch(main: Callable[[], None], about: str, name: str) -> None:
         directory = next((a for a in sys.argv[1:] if a.startswith("hydra.run.dir=")), "hydra.run.dir")
         print(f"error: {directory}: {error}; choose a directory that can be written", file=sys.stderr)
         sys.exit(2)
+    finally:
+        if isaac := sys.modules.get("navrl.sim.isaac_engine"):  # Isaac Sim ends the process, so it is left last of all
+            isaac.leave_runtime(*sys.exc_info())
 
 
 def _show_help(about: str, name: str) -> None:
@@ -201,9 +206,9 @@ def _get(cfg: DictConfig, key: str) -> object:
 # --- settings ---------------------------------------------------------------------------------------------------
 
 
-def pick_device(cfg: DictConfig) -> str:
-    """`device` with `auto` resolved; says which and why."""
-    device = str(cfg.device)
+def pick_device(cfg: DictConfig, key: str = "device") -> str:
+    """The device at `key` with `auto` resolved; says which and why."""
+    device = str(cfg[key])
     available = torch.cuda.is_available()
     if device == "auto":
         device = "cuda:0" if available else "cpu"
@@ -213,11 +218,11 @@ def pick_device(cfg: DictConfig) -> str:
         return device
     kind, _, index = device.partition(":")
     if kind != "cuda" or (index and not index.isdigit()):
-        raise ConfigError("device", device, "must be auto, cpu, cuda or cuda:<number>")
+        raise ConfigError(key, device, "must be auto, cpu, cuda or cuda:<number>")
     if not available:
-        raise ConfigError("device", device, "this machine has no CUDA device that torch can use; set device=cpu")
+        raise ConfigError(key, device, f"this machine has no CUDA device that torch can use; set {key}=cpu")
     if int(index or 0) >= torch.cuda.device_count():
-        raise ConfigError("device", device, f"there are only {torch.cuda.device_count()} CUDA devices, counted from 0")
+        raise ConfigError(key, device, f"there are only {torch.cuda.device_count()} CUDA devices, counted from 0")
     return f"cuda:{int(index or 0)}"
 
 
@@ -243,10 +248,17 @@ def seed_at(cfg: DictConfig, key: str) -> int:
 
 def sim_settings(cfg: DictConfig) -> SimSettings:
     """Everything an engine is told besides the scene."""
-    if not switch(cfg, "headless"):
-        log.warning("headless=false: the warp engine has no window; pictures are drawn into the run directory")
+    engine = choice(cfg, "sim.engine", ENGINES)
+    physics = _isaac_physics(cfg) if engine == "isaac" else "none"
+    window = not switch(cfg, "headless")
+    if window and physics != "physx":
+        what = "the warp engine" if engine == "warp" else f"Isaac Lab with {physics}"
+        log.warning("headless=false: %s has no window; pictures are drawn into the run directory", what)
     settings = SimSettings(
         num_envs=int(number(cfg, "env.num_envs", 1, 1 << 20, whole=True)),
+        engine=engine,
+        physics=physics,
+        window=window and physics == "physx",
         device=pick_device(cfg),
         seed=seed_at(cfg, "seed"),
         dt=number(cfg, "sim.dt", 1e-4, 0.05),
@@ -270,6 +282,17 @@ def sim_settings(cfg: DictConfig) -> SimSettings:
             settings.time_scale, 1e3 * settings.step_seconds, 1e3 * settings.dt, 2.0 * settings.step_seconds,
         )  # fmt: skip
     return settings
+
+
+def _isaac_physics(cfg: DictConfig) -> str:
+    wanted = choice(cfg, "sim.physics", PHYSICS)
+    try:
+        physics, why = check_isaac(wanted)
+    except IsaacMissing as error:
+        key, value = ("sim", "isaac") if "Isaac Lab" in str(error) else ("sim.physics", wanted)
+        raise ConfigError(key, value, str(error)) from None
+    log.info("physics: %s (%s)", physics, why)
+    return physics
 
 
 def task_settings(cfg: DictConfig) -> TaskSettings:
@@ -327,6 +350,7 @@ class TrainSettings:
     """How long to train, and what to do on the way."""
 
     encoder: str
+    learner_device: str
     start_from: str | None  # a file with weights
     batch_steps: int  # decisions of every drone in a batch
     total_frames: int
@@ -353,8 +377,16 @@ class TrainSettings:
     wandb: dict[str, str | None]
 
 
+def learner_device(cfg: DictConfig, engine: str) -> str:
+    """Where the networks are: where the drones are, unless said otherwise."""
+    device = engine if cfg.learner_device is None else pick_device(cfg, "learner_device")
+    if device.startswith("cuda"):
+        torch.cuda.set_device(device)  # events and memory figures are of the current device
+    return device
+
+
 def ppo_settings(cfg: DictConfig, device: str) -> PPOSettings:
-    """The section `algo`."""
+    """The section `algo`, for a learner on `device`."""
     amp = switch(cfg, "algo.amp")
     if amp and not device.startswith("cuda"):
         raise ConfigError("algo.amp", amp, f"needs a CUDA device, this is {device}; a CPU is slower with bfloat16")
@@ -386,7 +418,8 @@ def train_settings(cfg: DictConfig, sim: SimSettings) -> TrainSettings:
     drones = int(number(cfg, "env.num_envs", 1, 1 << 20, whole=True))
     steps = int(number(cfg, "algo.training_frame_num", 1, 100_000, whole=True))
     frames = drones * steps
-    minibatches = ppo_settings(cfg, sim.device).minibatches
+    device = learner_device(cfg, sim.device)
+    minibatches = ppo_settings(cfg, device).minibatches
     if frames % minibatches:
         raise ConfigError(
             "algo.num_minibatches", minibatches,
@@ -412,6 +445,7 @@ def train_settings(cfg: DictConfig, sim: SimSettings) -> TrainSettings:
     logger = choice(cfg, "logger", LOGGERS)
     settings = TrainSettings(
         encoder=encoder,
+        learner_device=device,
         start_from=text(cfg, "checkpoint.file"),
         batch_steps=steps,
         total_frames=total,

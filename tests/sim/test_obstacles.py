@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from navrl.sim.obstacles import obstacle_seed
 from navrl.sim.scene import CYLINDER_HEIGHT, generate_scene
 
 MASK = 0xFFFFFFFF
@@ -57,7 +58,12 @@ def test_motion_follows_the_rule(make_sim, decimation: int) -> None:
     sim = make_sim(scene, 2, decimation=decimation, seed=21)
     k = scene.moving_origin.shape[1]
     plain = {
-        (m, j): Obstacle(scene.moving_origin[m, j], scene.moving_size[m, j, 1] == CYLINDER_HEIGHT, m * k + j, sim._seed)
+        (m, j): Obstacle(
+            scene.moving_origin[m, j],
+            scene.moving_size[m, j, 1] == CYLINDER_HEIGHT,
+            m * k + j,
+            obstacle_seed(sim.settings.seed),
+        )
         for m in range(3)
         for j in range(scene.moving_count[m])
     }
@@ -85,5 +91,5 @@ def test_speed_and_range_are_settings(make_sim) -> None:
     for _ in range(300):
         sim.step(torch.zeros(2, 3))
     assert torch.allclose(sim.moving_velocity[0].norm(dim=0), torch.tensor(3.0), atol=1e-4)
-    goals = sim._moving_goal[0] - torch.tensor(scene.moving_origin[0].T)
+    goals = sim.moving_goal[0] - torch.tensor(scene.moving_origin[0].T)
     assert goals.abs().max() <= 1.0 + 1e-4

@@ -6,10 +6,14 @@ speed and heading are redrawn only every two seconds, so it overshoots. All draw
 
 from __future__ import annotations
 
+import numpy as np
+import torch
 import warp as wp
 
+from navrl.native.launch import Recorded
 from navrl.native.runtime import FORWARD_ONLY
-from navrl.sim.scene import CEILING, CYLINDER_HEIGHT, MAP_HALF
+from navrl.sim.scene import CEILING, CYLINDER_HEIGHT, MAP_HALF, Scene
+from navrl.sim.simulator import SimSettings, constant
 
 wp.set_module_options(FORWARD_ONLY)
 
@@ -133,3 +137,40 @@ def move_obstacles(
                     velocity[m, axis, i] = v[axis]
         advance(position, velocity, m, before, k, first, end, dt)
         before = k
+
+
+def obstacle_seed(seed: int) -> int:
+    """A 31-bit seed for the kernel, well apart from those of the scene and the task."""
+    return int(np.random.SeedSequence([seed, 1]).generate_state(1)[0] >> 1)
+
+
+class MovingObstacles:
+    """Where the moving obstacles of every map are, and the launch that moves them. K of them a map, some padding."""
+
+    def __init__(self, scene: Scene, settings: SimSettings, device: torch.device) -> None:
+        self._origin = constant(scene.moving_origin.transpose(0, 2, 1), device)  # (M, 3, K)
+        self.size = constant(scene.moving_size.transpose(0, 2, 1), device)  # (M, 2, K): width, height
+        self.count = constant(scene.moving_count, device, torch.int32)
+        self.velocity, self.goal = torch.zeros_like(self._origin), torch.zeros_like(self._origin)
+        self.path = self._origin.repeat(settings.decimation, 1, 1, 1)  # after each physics step of an action
+        self.position = self.path[-1]
+
+        maps, _, kinds = self._origin.shape
+        self.any = kinds > 0
+        share = 1 if device.type == "cuda" else max(1, kinds)  # obstacles a thread moves
+        limits = [wp.vec2(*settings.moving_speed), wp.vec3(*settings.moving_range)]
+        redraw = max(1, int(REDRAW_SECONDS / settings.step_seconds + 1e-6))
+        seed = obstacle_seed(settings.seed)
+        rule = [share, self._origin, self.size[:, 1].contiguous(), self.count, *limits, settings.step_seconds, redraw]
+        inputs = [*rule, seed, 0, settings.decimation, self.goal, self.velocity, self.path]
+        self._launch = Recorded(move_obstacles, (maps, max(1, kinds) // share), inputs, device)
+
+    def advance(self, step: int) -> None:
+        """Move through one action; `step` physics steps were taken before."""
+        if self.any:
+            self._launch.set("step", step)
+            self._launch.run()
+
+    def stand_still(self) -> None:
+        """After a load: as if the present position had been held through the last action."""
+        self.path.copy_(self.position.clone().expand_as(self.path))

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol, runtime_checkable
 
+import numpy as np
 import torch
 
 from navrl.native.launch import Recorded
@@ -18,6 +19,9 @@ class SimSettings:
     """Everything an engine is told besides the scene."""
 
     num_envs: int
+    engine: str = "warp"  # or isaac
+    physics: str = "ovphysx"  # Isaac's: ovphysx, physx or newton
+    window: bool = False  # Isaac Sim's
     device: str = "cpu"
     seed: int = 0
     dt: float = 0.016  # s, one physics step
@@ -79,3 +83,8 @@ class Simulator(Protocol):
 
     def close(self) -> None:
         """Give back threads and windows."""
+
+
+def constant(array: np.ndarray, device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+    """A table for kernels to read."""
+    return torch.as_tensor(np.ascontiguousarray(array)).to(device, dtype)

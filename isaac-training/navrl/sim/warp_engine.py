@@ -2,51 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from functools import cache
 
-import numpy as np
 import torch
 import warp as wp
 
-from navrl.checkpoint.snapshot import Live
-from navrl.native.launch import Recorded, Team, number_at
-from navrl.native.runtime import FORWARD_ONLY, start_warp
-from navrl.sim.lidar import bucket_boxes, lidar_functions
-from navrl.sim.obstacles import REDRAW_SECONDS, move_obstacles
-from navrl.sim.quadrotor import MODELS, Airframe, Body, airframe, controlled_wrench, integrate
+from navrl.native.launch import Recorded, number_at
+from navrl.native.runtime import FORWARD_ONLY
+from navrl.sim.engine import Engine, inside_moving
+from navrl.sim.lidar import lidar_functions
+from navrl.sim.quadrotor import Airframe, Body, controlled_wrench, integrate
 from navrl.sim.scene import Scene
 from navrl.sim.simulator import SimSettings
 
 wp.set_module_options(FORWARD_ONLY)
-
-
-@wp.func_native("""
-    // Inside any moving obstacle of this map, grown by `radius`?
-    const int K = position.shape[3];
-    const float* x = position.data + ((long long)substep * position.shape[1] + map) * 3 * K;
-    const float *y = x + K, *z = y + K;
-    const float* width = size.data + (long long)map * 2 * K;
-    const float* height = width + K;
-    int touched = 0;
-    for (int j = 0; j < count; ++j) {
-        const float dx = x[j] - px, dy = y[j] - py, dz = z[j] - pz;
-        const float across = 0.5f * width[j] + radius, up = 0.5f * height[j] + radius;
-        touched |= (dx * dx + dy * dy <= across * across) & (dz <= up) & (-dz <= up);
-    }
-    return touched != 0;
-""")
-def inside_moving(
-    position: wp.array4d(dtype=float),
-    size: wp.array3d(dtype=float),
-    map: int,
-    count: int,
-    substep: int,
-    px: float,
-    py: float,
-    pz: float,
-    radius: float,
-) -> bool: ...
 
 
 @wp.kernel
@@ -170,32 +139,18 @@ def beam_kernels(azimuths: int, elevations: int) -> tuple[wp.Kernel, wp.Kernel]:
     return fly, scan
 
 
-class WarpSimulator:
+class WarpSimulator(Engine):
     """`Simulator` on Warp. See `navrl.sim.simulator.Simulator` for what its tensors mean."""
 
     def __init__(self, scene: Scene, settings: SimSettings) -> None:
-        start_warp()
-        self.scene, self.settings = scene, settings
-        self.device = torch.device(settings.device)
-        if self.device.type == "cuda":  # one order of work for torch and Warp: tensors go back and forth all the time
-            wp.set_stream(wp.stream_from_torch(torch.cuda.current_stream(self.device)), str(self.device))
-        self.team = Team(self.device, settings.threads)
-        self._airframe = airframe(MODELS[settings.drone], settings.step_seconds)
-        self._make_state()
+        super().__init__(scene, settings)
         self._make_launches()
-
-    def follow(self, make_launches: Callable[[int, int], list[Recorded]]) -> None:
-        for (first, size), launches in zip(self.team.slices(self.settings.num_envs), self._slices, strict=True):
-            launches.extend(make_launches(first, size))
-        self._prepared = self.team.prepare(self._slices)
 
     def reset(self, drones: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor) -> None:
         count = len(drones)
         if count == 0:
             return
-        shapes = [tuple(tensor.shape) for tensor in (drones, position, yaw, map_index)]
-        if shapes != [(count,), (count, 3), (count,), (count,)]:
-            raise ValueError(f"reset of {count} drones got shapes {shapes}; one row of each is needed for every drone")
+        self.check_rows(drones, position, yaw, map_index)
         drones, map_index = self._plain(drones, torch.int32), self._plain(map_index, torch.int32)
         position, yaw = self._plain(position, torch.float32), self._plain(yaw, torch.float32)
         self._fresh = drones, position, yaw, map_index  # kept: the launches know only their addresses
@@ -215,74 +170,22 @@ class WarpSimulator:
             launches[1].run()
 
     def step(self, velocity_command: torch.Tensor) -> None:
-        self._command.copy_(velocity_command)
-        if self.scene.moving_origin.shape[1]:
-            self._move.set("step", self.physics_step)
-            self._move.run()
+        self.command.copy_(velocity_command)
+        self.moving.advance(self.physics_step)
         self.physics_step += self.settings.decimation
         self.team.run(self._slices, self._prepared)
 
-    def state_dict(self) -> dict[str, torch.Tensor]:
-        self._state["physics_step"].fill_(self.physics_step)
-        return self._state
-
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        for name in self._kept:
-            getattr(self, name).copy_(state[name])
-        self._moving_path.copy_(self.moving_position.clone().expand_as(self._moving_path))
-        self.physics_step = int(state["physics_step"])
+        super().load_state_dict(state)
         self.scan()  # what the LiDAR saw follows from where the drones are
 
-    def close(self) -> None:
-        """Nothing to give back: memory goes with the object, threads belong to torch."""
-
     # --- inside -------------------------------------------------------------------------------------------------
-
-    _kept = (
-        "position", "quaternion", "velocity", "angular_velocity", "throttle", "map_index", "trace", "static_contact",
-        "moving_contact", "moving_position", "moving_velocity", "_moving_goal",
-    )  # fmt: skip
-
-    def _make_state(self) -> None:
-        n, d = self.settings.num_envs, self.settings.decimation
-        maps, kinds = self.scene.num_maps, self.scene.moving_origin.shape[1]
-        floats, ints = self._zeros(torch.float32), self._zeros(torch.int32)
-        self.position = floats(n, 3)
-        self.quaternion = floats(n, 4)
-        self.quaternion[:, 0] = 1.0
-        self.velocity = floats(n, 3)
-        self.angular_velocity = floats(n, 3)
-        self.throttle = floats(n, 4)
-        self.map_index = ints(n)
-        self.lidar = floats(n, *self.settings.lidar.shape)
-        self.trace = floats(d, n, 3)
-        self.static_contact = self._zeros(torch.uint8)(d, n)
-        self.moving_contact = self._zeros(torch.uint8)(d, n)
-        self.physics_step = 0  # taken so far; the clock of the moving obstacles
-
-        self._origin = self._constant(self.scene.moving_origin.transpose(0, 2, 1))  # (M, 3, K)
-        self.moving_size = self._constant(self.scene.moving_size.transpose(0, 2, 1))
-        self.moving_velocity = floats(maps, 3, kinds)
-        self._moving_goal = floats(maps, 3, kinds)
-        self._moving_path = self._origin.repeat(d, 1, 1, 1)  # after each physics step of an action
-        self.moving_position = self._moving_path[-1]
-
-        self._command = floats(n, 3)
-        self._state = Live({name: getattr(self, name) for name in self._kept} | {"physics_step": torch.tensor(0)})
 
     def _make_launches(self) -> None:
         settings, n, dt = self.settings, self.settings.num_envs, self.settings.step_seconds
         on_cuda = self.device.type == "cuda"
         azimuths, elevations = settings.lidar.shape
         self._scan_width = azimuths if on_cuda else 1
-        boxes, buckets = bucket_boxes(self.scene)
-        world = [
-            self._constant(boxes),
-            self._constant(buckets, torch.int32),
-            self._constant(settings.lidar.azimuth_table(), torch.float64),
-            self._constant(settings.lidar.beam_table()),
-        ]
-        count = self._constant(self.scene.moving_count, torch.int32)
         body = [
             wp.from_torch(self.position, wp.vec3),
             wp.from_torch(self.quaternion, wp.vec4),
@@ -291,32 +194,30 @@ class WarpSimulator:
             wp.from_torch(self.throttle, wp.vec4),
         ]
 
-        kinds = max(1, self._origin.shape[2])
-        share = 1 if on_cuda else kinds  # obstacles a thread moves
-        limits = [wp.vec2(*settings.moving_speed), wp.vec3(*settings.moving_range)]
-        redraw = max(1, int(REDRAW_SECONDS / dt + 1e-6))
-        self._seed = int(np.random.SeedSequence([settings.seed, 1]).generate_state(1)[0] >> 1)
-        moving = [self._moving_goal, self.moving_velocity, self._moving_path]
-        height = self.moving_size[:, 1].contiguous()
-        inputs = [share, self._origin, height, count, *limits, dt, redraw, self._seed, 0, settings.decimation, *moving]
-        self._move = Recorded(move_obstacles, (self.scene.num_maps, kinds // share), inputs, self.device)
-
         fly, scan = beam_kernels(azimuths, elevations)
 
         def fly_slice(first: int, size: int) -> Recorded:
-            head = [first, settings.decimation, dt, settings.collision_radius, self._airframe]
-            obstacles = [self._moving_path, self.moving_size, count]
-            command = wp.from_torch(self._command, wp.vec3)
+            head = [first, settings.decimation, dt, settings.collision_radius, self.airframe]
+            obstacles = [self.moving.path, self.moving.size, self.moving.count]
+            command = wp.from_torch(self.command, wp.vec3)
             events = [wp.from_torch(self.trace, wp.vec3), self.static_contact, self.moving_contact]
-            inputs = [*head, *world, *obstacles, command, self.map_index, *body, *events]
+            inputs = [*head, *self.beam_tables, *obstacles, command, self.map_index, *body, *events]
             return Recorded(fly, size, inputs, self.device)
 
         def scan_slice(first: int, size: int, drones: torch.Tensor) -> Recorded:
-            inputs = [first, drones.data_ptr(), settings.lidar.range, *world, self.map_index, *body[:2], self.lidar]
+            inputs = [
+                first,
+                drones.data_ptr(),
+                settings.lidar.range,
+                *self.beam_tables,
+                self.map_index,
+                *body[:2],
+                self.lidar,
+            ]
             return Recorded(scan, (size, self._scan_width), inputs, self.device)
 
         self._everyone = torch.arange(n, dtype=torch.int32, device=self.device)
-        head = [0, 0, 0, 0, self.scene.num_maps, self._airframe]
+        head = [0, 0, 0, 0, self.scene.num_maps, self.airframe]
         self._place = Recorded(place, n, [*head, *body, self.map_index], self.device)
         self._rescan = scan_slice(0, n, self._everyone)
         self._slices = [[fly_slice(*part), scan_slice(*part, self._everyone)] for part in self.team.slices(n)]
@@ -327,9 +228,3 @@ class WarpSimulator:
         if tensor.dtype is dtype and tensor.device == self.device and tensor.is_contiguous():
             return tensor
         return tensor.to(self.device, dtype).contiguous()
-
-    def _zeros(self, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
-        return lambda *shape: torch.zeros(shape, dtype=dtype, device=self.device)
-
-    def _constant(self, array: np.ndarray, dtype: torch.dtype = torch.float32) -> torch.Tensor:
-        return torch.as_tensor(np.ascontiguousarray(array)).to(self.device, dtype)

@@ -11,9 +11,9 @@ import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from navrl.sim.engine import make_simulator
 from navrl.sim.scene import EVALUATION, MAX_MOVING, MAX_STATIC, Scene, generate_scene
 from navrl.sim.simulator import SimSettings
-from navrl.sim.warp_engine import WarpSimulator
 from navrl.task.env import NavigationEnv, TaskSettings
 from navrl.task.kernels import FLOWN, OUTCOMES
 
@@ -146,7 +146,7 @@ class Evaluator:
         report = report or (lambda done, total, what="": None)
         scene = self._scene(scenario, episodes, report)
         report(0, episodes, what="  building")
-        simulator = WarpSimulator(scene, replace(self.sim_settings, num_envs=episodes))
+        simulator = make_simulator(scene, replace(self.sim_settings, num_envs=episodes))
         env = NavigationEnv(simulator, self.task_settings)
         try:
             return fly_all(env, policy, report)

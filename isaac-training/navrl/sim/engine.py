@@ -1,0 +1,134 @@
+"""Choosing an engine, and what all do alike: the memory behind the `Simulator` interface, moving obstacles, saving."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+import warp as wp
+
+from navrl.checkpoint.snapshot import Live
+from navrl.native.launch import Recorded, Team
+from navrl.native.runtime import FORWARD_ONLY, start_warp
+from navrl.sim.lidar import bucket_boxes
+from navrl.sim.obstacles import MovingObstacles
+from navrl.sim.quadrotor import MODELS, airframe
+from navrl.sim.scene import Scene
+from navrl.sim.simulator import SimSettings, Simulator, constant
+
+wp.set_module_options(FORWARD_ONLY)
+
+
+def make_simulator(scene: Scene, settings: SimSettings) -> Simulator:
+    """The engine that `settings` asks for. Isaac is imported only here, and only if asked for."""
+    if settings.engine == "isaac":
+        from navrl.sim.isaac_engine import IsaacSimulator
+
+        return IsaacSimulator(scene, settings)
+    from navrl.sim.warp_engine import WarpSimulator
+
+    return WarpSimulator(scene, settings)
+
+
+@wp.func_native("""
+    // Inside any moving obstacle of this map, grown by `radius`?
+    const int K = position.shape[3];
+    const float* x = position.data + ((long long)substep * position.shape[1] + map) * 3 * K;
+    const float *y = x + K, *z = y + K;
+    const float* width = size.data + (long long)map * 2 * K;
+    const float* height = width + K;
+    int touched = 0;
+    for (int j = 0; j < count; ++j) {
+        const float dx = x[j] - px, dy = y[j] - py, dz = z[j] - pz;
+        const float across = 0.5f * width[j] + radius, up = 0.5f * height[j] + radius;
+        touched |= (dx * dx + dy * dy <= across * across) & (dz <= up) & (-dz <= up);
+    }
+    return touched != 0;
+""")
+def inside_moving(
+    position: wp.array4d(dtype=float),
+    size: wp.array3d(dtype=float),
+    map: int,
+    count: int,
+    substep: int,
+    px: float,
+    py: float,
+    pz: float,
+    radius: float,
+) -> bool: ...
+
+
+class Engine:
+    """Memory, moving obstacles and bookkeeping. See `navrl.sim.simulator.Simulator` for what the tensors mean."""
+
+    _kept = (
+        "position", "quaternion", "velocity", "angular_velocity", "throttle", "map_index", "trace", "static_contact",
+        "moving_contact", "moving_position", "moving_velocity", "moving_goal",
+    )  # fmt: skip
+
+    def __init__(self, scene: Scene, settings: SimSettings) -> None:
+        start_warp()
+        self.scene, self.settings = scene, settings
+        self.device = torch.device(settings.device)
+        if self.device.type == "cuda":  # one order of work for torch and Warp: tensors go back and forth all the time
+            wp.set_stream(wp.stream_from_torch(torch.cuda.current_stream(self.device)), str(self.device))
+        self.team = Team(self.device, settings.threads)
+        self.airframe = airframe(MODELS[settings.drone], settings.step_seconds)
+        n, d = settings.num_envs, settings.decimation
+        floats, flags = self._zeros(torch.float32), self._zeros(torch.uint8)
+        self.position = floats(n, 3)
+        self.quaternion = floats(n, 4)
+        self.quaternion[:, 0] = 1.0
+        self.velocity = floats(n, 3)
+        self.angular_velocity = floats(n, 3)
+        self.throttle = floats(n, 4)
+        self.map_index = self._zeros(torch.int32)(n)
+        self.lidar = floats(n, *settings.lidar.shape)
+        self.trace = floats(d, n, 3)
+        self.static_contact, self.moving_contact = flags(d, n), flags(d, n)
+        self.physics_step = 0  # taken so far; the clock of the moving obstacles
+        self.command = floats(n, 3)
+
+        self.moving = MovingObstacles(scene, settings, self.device)
+        self.moving_position, self.moving_velocity = self.moving.position, self.moving.velocity
+        self.moving_size, self.moving_goal = self.moving.size, self.moving.goal
+        boxes, buckets = bucket_boxes(scene)
+        self.beam_tables = [
+            constant(boxes, self.device),
+            constant(buckets, self.device, torch.int32),
+            constant(settings.lidar.azimuth_table(), self.device, torch.float64),
+            constant(settings.lidar.beam_table(), self.device),
+        ]
+        self._slices: list[list[Recorded]] = [[] for _ in self.team.slices(n)]
+        self._prepared: Recorded | None = None
+        self._state = Live({name: getattr(self, name) for name in self._kept} | {"physics_step": torch.tensor(0)})
+
+    def follow(self, make_launches: Callable[[int, int], list[Recorded]]) -> None:
+        for (first, size), launches in zip(self.team.slices(self.settings.num_envs), self._slices, strict=True):
+            launches.extend(make_launches(first, size))
+        self._prepared = self.team.prepare(self._slices)
+
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        self._state["physics_step"].fill_(self.physics_step)
+        return self._state
+
+    def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        for name in self._kept:
+            getattr(self, name).copy_(state[name])
+        self.moving.stand_still()
+        self.physics_step = int(state["physics_step"])
+
+    def close(self) -> None:
+        """Nothing to give back: memory goes with the object, threads belong to torch."""
+
+    def check_rows(
+        self, drones: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor
+    ) -> None:
+        """A reset needs one row of everything for every drone."""
+        count = len(drones)
+        shapes = [tuple(tensor.shape) for tensor in (drones, position, yaw, map_index)]
+        if shapes != [(count,), (count, 3), (count,), (count,)]:
+            raise ValueError(f"reset of {count} drones got shapes {shapes}; one row of each is needed for every drone")
+
+    def _zeros(self, dtype: torch.dtype) -> Callable[..., torch.Tensor]:
+        return lambda *shape: torch.zeros(shape, dtype=dtype, device=self.device)

@@ -1,0 +1,54 @@
+"""Whether Isaac Lab can run here, and with which physics. Knows Isaac only by name: importing this never needs it."""
+
+from __future__ import annotations
+
+import sys
+from importlib.metadata import PackageNotFoundError, version
+from importlib.util import find_spec
+
+import torch
+
+PHYSICS = ("auto", "ovphysx", "physx", "newton")
+PYTHON = (3, 12)
+SETUP = "make setup-isaac, then make train-isaac ARGS='...' (or the Python it names)"
+GPU_BOX = "docs/gpu-box.md"
+
+
+class IsaacMissing(ValueError):
+    """Isaac Lab, or the physics asked for, cannot run here: what is missing and the command that mends it."""
+
+
+def check_isaac(physics: str) -> tuple[str, str]:
+    """The physics to use for `sim.physics`, and why; raises IsaacMissing if it cannot run here."""
+    if find_spec("isaaclab") is None:
+        found = ".".join(map(str, sys.version_info[:2]))
+        other = "" if sys.version_info[:2] == PYTHON else f" (Isaac Lab 3 needs Python 3.12, this is {found})"
+        raise IsaacMissing(f"Isaac Lab is not installed in this environment{other}; run: {SETUP}")
+    try:
+        release = version("isaaclab")
+    except PackageNotFoundError:
+        release = "unknown"
+    if not release.startswith("3."):
+        raise IsaacMissing(f"Isaac Lab {release} is installed, but 3.0 is needed; run: {SETUP}")
+    kit, gpu = find_spec("isaacsim") is not None and _has_simulation_app(), torch.cuda.is_available()
+    if physics == "physx" and not (kit and gpu):
+        lacks = {"Isaac Sim (pip install 'isaaclab[isaacsim]==3.0.0')": not kit, "a GPU": not gpu}
+        missing = " and ".join(name for name, lacking in lacks.items() if lacking)
+        raise IsaacMissing(f"needs {missing}; set sim.physics=ovphysx, which runs anywhere, or see {GPU_BOX}")
+    if physics == "auto":
+        if kit and gpu:
+            return "physx", "Isaac Sim and a GPU are here"
+        return "ovphysx", "no GPU" if kit else "Isaac Sim is not installed"
+    needs = {"ovphysx": "isaaclab_ov", "newton": "isaaclab_newton", "physx": "isaaclab_physx"}[physics]
+    if find_spec(needs) is None:
+        raise IsaacMissing(f"needs the package {needs}, which is not installed; run: {SETUP}")
+    return physics, "as asked for"
+
+
+def _has_simulation_app() -> bool:
+    """`isaacsim` may be only a name left by a small package; the application comes with its kernel."""
+    try:
+        version("isaacsim-kernel")
+    except PackageNotFoundError:
+        return False
+    return True
