@@ -8,10 +8,18 @@ TOOLS  := $(VENV)/.tools
 TORCH  ?= torch==2.13.0
 ARGS   ?=
 
+# Isaac Lab lives in an environment of its own (Python 3.12, 8.5 GB), outside the checkout and shared by all of them. Its
+# name follows from what is installed, so a change of versions builds a new one.
+ISAAC_KEY    = $(shell (cat third_party/isaac-constraints.txt; sed -n '/^dependencies/,/^dev/p' pyproject.toml) | cksum | cut -d' ' -f1)
+ISAAC_VENV  ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/navrl/isaac-3.0.0-$(ISAAC_KEY)
+ISAAC_PYTHON ?= $(shell for p in python3.12 $$(ls -d "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python 2>/dev/null) $(PYTHON); do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
+ISAAC       = PYTHONPATH=$(CURDIR)/isaac-training $(ISAAC_VENV)/bin/python
+
 .DEFAULT_GOAL := help
 
 help:  ## show this list
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 	@echo
 	@echo "  ARGS passes overrides on:  make eval ARGS='policy=hover eval.episodes=64'"
 
@@ -55,7 +63,53 @@ bench: $(TOOLS)  ## measure simulator, learner, saving and collecting on this ma
 	$(BIN)/python scripts/bench/collect.py
 	$(BIN)/python scripts/bench/rollouts.py
 
+# --- Isaac Lab ----------------------------------------------------------------------------------------------------
+
+setup-isaac:  ## build the environment for sim=isaac, once per machine (Python 3.12, 8.5 GB, about five minutes)
+	@test -e $(ISAAC_VENV)/.ready || $(MAKE) --no-print-directory build-isaac
+	@echo "Isaac Lab's Python: PYTHONPATH=$(CURDIR)/isaac-training $(ISAAC_VENV)/bin/python"
+
+build-isaac:
+	@test -n "$(ISAAC_PYTHON)" || { echo "error: Isaac Lab 3 needs Python 3.12, which was not found;" \
+		"install it (apt-get install python3.12-venv, or pyenv install 3.12) or name it: make setup-isaac ISAAC_PYTHON=/path/to/python3.12"; exit 2; }
+	@echo "building $(ISAAC_VENV) with Isaac Lab 3.0.0 (8.5 GB, about five minutes)"
+	@rm -rf $(ISAAC_VENV) && $(ISAAC_PYTHON) -m venv $(ISAAC_VENV)
+	@$(ISAAC_VENV)/bin/python -m pip install --quiet --disable-pip-version-check \
+		--constraint third_party/isaac-constraints.txt 'isaaclab[ovphysx]==3.0.0' '.[dev]'
+	@$(ISAAC_VENV)/bin/python -m pip uninstall --quiet --yes navrl  # every checkout brings its own, by PYTHONPATH
+	@touch $(ISAAC_VENV)/.ready
+
+isaac-python:
+	@echo $(ISAAC_PYTHON)
+
+train-isaac: setup-isaac  ## train on Isaac Lab: make train-isaac ARGS='env.num_envs=64'
+	$(ISAAC) scripts/train.py sim=isaac headless=True $(ARGS)
+
+eval-isaac: setup-isaac  ## fly a policy on Isaac Lab: make eval-isaac ARGS='policy=policies/default.pt eval.episodes=128'
+	$(ISAAC) scripts/eval.py sim=isaac $(ARGS)
+
+parity: setup-isaac  ## the same flights on Warp and on Isaac Lab: table and picture
+	$(ISAAC) scripts/parity.py $(ARGS)
+
+bench-engines: setup-isaac  ## steps a second of both engines
+	$(ISAAC) scripts/bench/engines.py $(ARGS)
+
+test-isaac: setup-isaac  ## the tests that need Isaac Lab (some minutes)
+	$(ISAAC) -m pytest -p no:cacheprovider tests/sim/test_isaac_engine.py tests/task/test_contract.py tests/e2e/test_isaac.py
+
+clean-isaac:  ## remove the environment for sim=isaac
+	rm -rf $(ISAAC_VENV)
+
+# --- containers -----------------------------------------------------------------------------------------------------
+
+docker-build:  ## build the image for a GPU box (Isaac Sim); IMAGE=cpu for the small one
+	docker compose --file docker/compose.yaml build $(or $(IMAGE),gpu)
+
+docker-train:  ## train in the container: make docker-train ARGS='env.num_envs=4096'
+	docker compose --file docker/compose.yaml run --rm $(or $(IMAGE),gpu) $(ARGS)
+
 clean:  ## remove .venv and caches, keep runs/
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info isaac-training/*.egg-info
 
-.PHONY: help setup train play-policy export test eval bench clean
+.PHONY: help setup train play-policy export test eval bench clean setup-isaac build-isaac isaac-python train-isaac eval-isaac parity \
+	bench-engines test-isaac clean-isaac docker-build docker-train

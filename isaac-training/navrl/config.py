@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import functools
+import importlib
 import itertools
 import logging
 import math
@@ -288,6 +289,7 @@ def _isaac_physics(cfg: DictConfig) -> str:
     wanted = choice(cfg, "sim.physics", PHYSICS)
     try:
         physics, why = check_isaac(wanted)
+        importlib.import_module("navrl.sim.isaac_engine")  # takes seconds, and is where a broken installation shows
     except IsaacMissing as error:
         key, value = ("sim", "isaac") if "Isaac Lab" in str(error) else ("sim.physics", wanted)
         raise ConfigError(key, value, str(error)) from None

@@ -76,7 +76,7 @@ def find(cfg: DictConfig) -> Resumed | None:
     with as_one_line(path):
         changed = _differences(OmegaConf.create(state["config"]), new)
     same_world = not any(key in WORLD for key in changed)
-    _tell(file, state, changed, same_world)
+    _tell(file, state, changed, same_world, new.sim.engine)
     # A file that is not the last of its run begins a branch: what came after it stays as it is.
     last = path.is_dir() or [p.resolve() for p in states_of(run)[:1]] == [file.resolve()]
     run = config.shortest(run)
@@ -133,11 +133,12 @@ def _merged(before: list[str]) -> list[str]:
     return [text for key, text in typed.items() if key != "resume"]
 
 
-def _tell(file: Path, state: dict, changed: dict[str, str], same_world: bool) -> None:
+def _tell(file: Path, state: dict, changed: dict[str, str], same_world: bool, engine: str) -> None:
     log.info("going on from %s: iteration %d, %.1f M frames", file, state["iteration"], state["frames"] / 1e6)
     if changed:
         log.info("changed since: %s", ", ".join(f"{key} {change}" for key, change in changed.items()))
     telling = [key for key in changed if not key.startswith(HARMLESS)]
+    telling += ["sim=isaac (PhysX rounds attitudes when they are set)"] if engine == "isaac" else []
     telling += [
         f"{key} ({state['machine'].get(key)} → {now})"
         for key, now in machine_now().items()

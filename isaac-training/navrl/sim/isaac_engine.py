@@ -50,7 +50,8 @@ except Exception as error:  # a broken installation can fail in any way
 for _name in ("isaaclab", "isaaclab_ov", "isaaclab_physx", "isaaclab_newton"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 
-DRONE_SIZE = (0.24, 0.24, 0.08)  # m: within 0.3 m around and 0.05 m below, so a contact is judged before it is felt
+DRONE_RADIUS = 0.05  # m: what PhysX collides. Small and round, so that however a drone tilts a contact is judged (0.3 m
+# around, 0.05 m below) before it is felt; to be bumped into, flights would have to go on after a contact
 TERRAIN, OBSTACLES = "/World/terrain", "/World/obstacles"
 
 
@@ -413,8 +414,8 @@ class IsaacSimulator(Engine):
             linear_damping=model.damping, angular_damping=model.damping, sleep_threshold=0.0,
             stabilization_threshold=0.0, enable_gyroscopic_forces=True,
         )  # fmt: skip
-        spawn = sim_utils.CuboidCfg(
-            size=DRONE_SIZE,
+        spawn = sim_utils.SphereCfg(
+            radius=DRONE_RADIUS,
             rigid_props=[sim_utils.UsdPhysicsRigidBodyCfg(), physx],
             mass_props=sim_utils.MassCfg(mass=model.mass),
             collision_props=sim_utils.UsdPhysicsCollisionCfg(),
