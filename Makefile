@@ -10,7 +10,7 @@ ARGS   ?=
 
 # Isaac Lab lives in an environment of its own (Python 3.12, 8.5 GB), outside the checkout and shared by all of them. Its
 # name follows from what is installed, so a change of versions builds a new one.
-ISAAC_KEY    = $(shell (cat third_party/isaac-constraints.txt; sed -n '/^dependencies/,/^dev/p' pyproject.toml) | cksum | cut -d' ' -f1)
+ISAAC_KEY    = $(shell (cat third_party/isaac-constraints.txt; sed -n '/^dependencies/,/^]/p' pyproject.toml) | cksum | cut -d' ' -f1)
 ISAAC_VENV  ?= $(or $(XDG_CACHE_HOME),$(HOME)/.cache)/navrl/isaac-3.0.0-$(ISAAC_KEY)
 ISAAC_PYTHON ?= $(shell for p in python3.12 $$(ls -d "$$(pyenv root 2>/dev/null)"/versions/3.12*/bin/python 2>/dev/null) $(PYTHON); do \
 	$$p -c 'import sys; sys.exit(sys.version_info[:2] != (3, 12))' 2>/dev/null && { echo $$p; break; }; done)
@@ -48,6 +48,7 @@ $(TOOLS): $(READY)
 test: $(TOOLS)  ## lint and run the tests (some minutes)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/hadolint docker/*.Dockerfile
 	$(BIN)/python -m pytest
 
 eval: $(READY)  ## fly NavRL's published policy over unseen maps: table, eval.json, pictures

@@ -30,7 +30,8 @@ def check_isaac(physics: str) -> tuple[str, str]:
         release = "unknown"
     if not release.startswith("3."):
         raise IsaacMissing(f"Isaac Lab {release} is installed, but 3.0 is needed; run: {SETUP}")
-    kit, gpu = find_spec("isaacsim") is not None and _has_simulation_app(), torch.cuda.is_available()
+    spec, gpu = find_spec("isaacsim"), torch.cuda.is_available()
+    kit = spec is not None and spec.origin is not None  # a small package of Isaac Lab's leaves the bare name behind
     if physics == "physx" and not (kit and gpu):
         lacks = {"Isaac Sim (pip install 'isaaclab[isaacsim]==3.0.0')": not kit, "a GPU": not gpu}
         missing = " and ".join(name for name, lacking in lacks.items() if lacking)
@@ -44,11 +45,3 @@ def check_isaac(physics: str) -> tuple[str, str]:
         raise IsaacMissing(f"needs the package {needs}, which is not installed; run: {SETUP}")
     return physics, "as asked for"
 
-
-def _has_simulation_app() -> bool:
-    """`isaacsim` may be only a name left by a small package; the application comes with its kernel."""
-    try:
-        version("isaacsim-kernel")
-    except PackageNotFoundError:
-        return False
-    return True
