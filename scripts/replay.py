@@ -14,7 +14,7 @@ from tensordict import TensorDict
 from navrl import config
 from navrl.checkpoint.files import BadCheckpoint, load_checkpoint
 from navrl.ppo.networks import ENCODERS, ActorCritic
-from navrl.ppo.ppo import PPO, NotFinite
+from navrl.ppo.ppo import PPO, HeldBatch, NotFinite, PlainRows
 
 
 def main(path: str) -> int:
@@ -38,8 +38,12 @@ def main(path: str) -> int:
     data = TensorDict({}, batch_size=saved["batch_size"])
     for key, value in saved["data"].items():
         data[tuple(key.split("|"))] = value
+    if saved["packed"]:
+        data = HeldBatch(data, PlainRows(saved["packed"]["rows"]), saved["packed"]["ends"])
     try:
-        if data.ndim == 1:  # it happened while acting
+        if saved["packed"]:
+            ppo.update(data, saved["progress"])
+        elif data.ndim == 1:  # it happened while acting
             ppo(data)
         else:
             ppo.update(data, saved["progress"])

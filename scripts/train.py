@@ -19,7 +19,6 @@ import signal
 import sys
 import time
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import hydra
@@ -33,7 +32,7 @@ from navrl.checkpoint.run_files import states_of
 from navrl.checkpoint.saver import AsyncCheckpointSaver
 from navrl.checkpoint.stop import StopRequest
 from navrl.collect.batches import PrefetchedBatches, SerialBatches
-from navrl.collect.packed_rows import PackedRows
+from navrl.collect.packed import Packer
 from navrl.collect.rollouts import FOLDER, RolloutArchive
 from navrl.config import ConfigError
 from navrl.monitor.console import TrainingConsole, clock
@@ -43,7 +42,7 @@ from navrl.monitor.metrics import CsvLogger, Logger, TensorBoardLogger, WandbLog
 from navrl.monitor.performance import PerformanceMonitor
 from navrl.ppo.networks import ENCODERS, ActorCritic
 from navrl.ppo.policy_file import TRAINING_STATE, describe, load_policy, policy_content
-from navrl.ppo.ppo import PPO, NotFinite
+from navrl.ppo.ppo import PPO, HeldBatch, NotFinite
 from navrl.sim.engine import make_simulator
 from navrl.sim.scene import TRAINING, generate_scene
 from navrl.sim.simulator import SimSettings
@@ -80,16 +79,18 @@ def main(cfg: DictConfig) -> None:
     evaluator = Evaluator(train.eval_maps, train.eval_seed, replace(sim_settings, engine="warp"), task_settings)
 
     # The learner, and what carries data to it.
-    beams = partial(PackedRows, columns=math.prod(sim_settings.lidar.shape))
-    hold = {"none": None, "lidar": beams, "all": PackedRows}[train.compress_rollout]
-    ppo = PPO(policy, algo, cfg.seed, hold)
+    ppo = PPO(policy, algo, cfg.seed)
     ppo.value_norm.load_state_dict(value_norm or ppo.value_norm.state_dict())
+    packer = None
+    if train.compress_rollout != "none":
+        columns = math.prod(sim_settings.lidar.shape) if train.compress_rollout == "lidar" else None
+        packer = Packer(policy.encoder.prepare, train.batch_steps, columns)
     from_before = resumed.state["batches"] if resumed and resumed.same_world else None
     with resume.as_one_line(resumed and resumed.history):
         if train.prefetch:
-            batches = PrefetchedBatches(env, ppo, train.frames_per_batch, train.prefetch, cfg.seed, from_before)
+            batches = PrefetchedBatches(env, ppo, train.frames_per_batch, train.prefetch, cfg.seed, from_before, packer)
         else:
-            batches = SerialBatches(env, ppo, train.frames_per_batch, train.return_same_td, from_before)
+            batches = SerialBatches(env, ppo, train.frames_per_batch, train.return_same_td, from_before, packer)
 
     # Where the run is.
     flights = RecentFlights()
@@ -367,12 +368,18 @@ def make_loggers(
 
 def replay_content(cfg: DictConfig, ppo: PPO, broken: NotFinite, iteration: int, progress: float) -> dict:
     """What scripts/replay.py needs to fail in the same way."""
-    tensors = {"|".join(key) if isinstance(key, tuple) else key: v for key, v in broken.data.items(True, True)}
+    data, packed = broken.data, {}
+    if isinstance(data, HeldBatch):  # unpacked: whoever replays it wants to look at it
+        rows = torch.empty(data.rows.shape)
+        data.rows.select(torch.arange(len(rows)), rows)
+        data, packed = data.small, {"rows": rows, "ends": data.ends}
+    tensors = {"|".join(key) if isinstance(key, tuple) else key: v for key, v in data.items(True, True)}
     return {
         "config": OmegaConf.to_yaml(cfg, resolve=True),
         "ppo": ppo.state(),
         "data": tensors,
-        "batch_size": list(broken.data.batch_size),
+        "packed": packed,
+        "batch_size": list(data.batch_size),
         "iteration": iteration,
         "progress": progress,
         "name": broken.name,

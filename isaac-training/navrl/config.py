@@ -497,6 +497,11 @@ def _rollout_interval(cfg: DictConfig) -> int:
     if every and switch(cfg, "return_same_td"):
         fix = "stores batches in the background, while return_same_td=true writes over them; set return_same_td=false"
         raise ConfigError("rollout_save_interval", every, fix)
+    if every and choice(cfg, "compress_rollout", COMPRESSED) != "none":
+        fix = (
+            "stores whole batches, of which compress_rollout keeps only what is learned from; set compress_rollout=none"
+        )
+        raise ConfigError("rollout_save_interval", every, fix)
     return every
 
 
@@ -510,7 +515,10 @@ def _check_memory(settings: TrainSettings, sim: SimSettings) -> None:
     observation = math.prod(sim.lidar.shape) + STATE + DIRECTION + NEAREST * OBSTACLE
     # A frame's observation is stored as seen and as seen next, all that twice while the collector stacks it, then once
     # more as network input with as much again for temporaries; the rest is the drone itself and the program.
-    a_frame = 4 * observation * (8 if settings.return_same_td else 11 + 3 * settings.prefetch)
+    copies = 8 if settings.return_same_td else 11 + 3 * settings.prefetch + 3 * bool(settings.rollout_interval)
+    if settings.compress_rollout != "none":
+        copies = 2 + settings.prefetch  # a piece at a time, and the packed rest
+    a_frame = 4 * observation * copies
     cuda = sim.device.startswith("cuda")
     need = settings.frames_per_batch * a_frame + sim.num_envs * 5 * 1024 + (1000e6 if cuda else 600e6)
     have = torch.cuda.mem_get_info(sim.device)[0] if cuda else psutil.virtual_memory().available

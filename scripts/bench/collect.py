@@ -16,14 +16,13 @@ import statistics
 import subprocess
 import sys
 import time
-from functools import partial
 
 from hydra import compose, initialize_config_dir
 from update import CFG
 
 from navrl import config
 from navrl.collect.batches import PrefetchedBatches, SerialBatches
-from navrl.collect.packed_rows import PackedRows
+from navrl.collect.packed import Packer
 from navrl.monitor.performance import PerformanceMonitor
 from navrl.ppo.networks import ENCODERS, ActorCritic
 from navrl.ppo.ppo import PPO
@@ -49,15 +48,15 @@ def measure(mode: str, size: str, iterations: int) -> dict[str, float]:
         cfg = compose("train", overrides=["device=cpu", "env.num_maps=32", *overrides])
     sim = config.sim_settings(cfg)
     scene = generate_scene(0, 32, cfg.env.num_obstacles, cfg.env_dyn.num_obstacles, cfg.env.route, stream=TRAINING)
-    beams = partial(PackedRows, columns=math.prod(sim.lidar.shape))
-    hold = {None: None, "lidar": beams, "all": PackedRows}[options.get("compress")]
     policy = ActorCritic(ENCODERS["fast"](sim.lidar.shape, sim.lidar.range), cfg.drone.action_limit)
-    ppo = PPO(policy, config.ppo_settings(cfg, "cpu"), 0, hold)
+    ppo = PPO(policy, config.ppo_settings(cfg, "cpu"), 0)
+    columns = {"lidar": math.prod(sim.lidar.shape), "all": None}
+    packer = Packer(policy.encoder.prepare, steps, columns[options["compress"]]) if "compress" in options else None
     env = NavigationEnv(WarpSimulator(scene, sim), config.task_settings(cfg))
     if options.get("prefetch"):
-        batches = PrefetchedBatches(env, ppo, drones * steps, options["prefetch"])
+        batches = PrefetchedBatches(env, ppo, drones * steps, options["prefetch"], packer=packer)
     else:
-        batches = SerialBatches(env, ppo, drones * steps, options.get("return_same_td", True))
+        batches = SerialBatches(env, ppo, drones * steps, options.get("return_same_td", True), packer=packer)
     seconds = []
     for k in range(iterations + 2):
         if k == 2:

@@ -13,7 +13,8 @@ import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector
 
-from navrl.ppo.ppo import PPO
+from navrl.collect.packed import Packer
+from navrl.ppo.ppo import PPO, HeldBatch
 from navrl.task.env import NavigationEnv
 
 VERSION = "policy_version"  # key of a batch: how many updates the weights that flew it had seen
@@ -25,28 +26,35 @@ class SerialBatches:
     staleness = 0  # updates between the weights that flew a batch and those that learn from it
 
     def __init__(
-        self, env: NavigationEnv, ppo: PPO, frames: int, return_same_td: bool = True, state: dict | None = None
+        self,
+        env: NavigationEnv,
+        ppo: PPO,
+        frames: int,
+        return_same_td: bool = True,
+        state: dict | None = None,
+        packer: Packer | None = None,
     ) -> None:
-        self.env, self.ppo = env, ppo
+        self.env, self.ppo, self.packer = env, ppo, packer
         self._apart = env.device != ppo.device  # then a copy of the policy acts where the drones are
         self.actor = ppo.acting_copy(ppo.seed, env.device) if self._apart else ppo
         if state:
             env.load_state_dict(state["env"])  # before the collector begins by looking at it
-        self.collector = make_collector(env, self.actor, frames, return_same_td)
+        pieces = packer.pieces if packer else 1
+        self.collector = make_collector(env, self.actor, frames // pieces, return_same_td)
         self._batches = iter(self.collector)
         if self._apart and state and "generator" in state:
             self.actor.generator.set_state(state["generator"])
 
-    def __iter__(self) -> Iterator[TensorDictBase]:
+    def __iter__(self) -> Iterator[TensorDictBase | HeldBatch]:
         return self
 
-    def __next__(self) -> TensorDictBase:
+    def __next__(self) -> TensorDictBase | HeldBatch:
         version = self.ppo.updates
         if self._apart:
             self.actor.fly_with(self.ppo.acting_weights())
-        return _mark(self.carry(next(self._batches)), version)
+        return _mark(self.carry(_next(self._batches, self.packer)), version)
 
-    def carry(self, batch: TensorDictBase) -> TensorDictBase:
+    def carry(self, batch: TensorDictBase | HeldBatch) -> TensorDictBase | HeldBatch:
         """To where it is learned from."""
         return to_device(batch, self.ppo.device) if self._apart else batch
 
@@ -68,13 +76,22 @@ class PrefetchedBatches:
     """
 
     def __init__(
-        self, env: NavigationEnv, ppo: PPO, frames: int, count: int = 1, seed: int = 0, state: dict | None = None
+        self,
+        env: NavigationEnv,
+        ppo: PPO,
+        frames: int,
+        count: int = 1,
+        seed: int = 0,
+        state: dict | None = None,
+        packer: Packer | None = None,
     ) -> None:
-        self.env, self.ppo, self.staleness = env, ppo, 0
+        self.env, self.ppo, self.packer, self.staleness = env, ppo, packer, 0
         self.actor = ppo.acting_copy(seed, env.device)
         if state:
             env.load_state_dict(state["env"])
-        self.collector = make_collector(env, self.actor, frames, return_same_td=False)  # every batch is fresh memory
+        # Every batch is fresh memory; one that is packed is anyway.
+        pieces = packer.pieces if packer else 1
+        self.collector = make_collector(env, self.actor, frames // pieces, return_same_td=packer is not None)
         self._batches = iter(self.collector)
         if state and "generator" in state:  # now, because the collector tries the policy out when it is made
             self.actor.generator.set_state(state["generator"])
@@ -83,16 +100,16 @@ class PrefetchedBatches:
         self._begun: deque[dict] = deque()  # of those batches: how things were when each was begun
         self._change = threading.Condition()
         self._orders: queue.SimpleQueue[dict | None] = queue.SimpleQueue()
-        self._ready: queue.SimpleQueue[TensorDictBase | BaseException] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[TensorDictBase | HeldBatch | BaseException] = queue.SimpleQueue()
         for weights in self._pending:
             self._orders.put(weights)
         self._started, self._stopping, self._failed = False, False, False
         self._thread = threading.Thread(target=self._work, name="prefetch", daemon=True)
 
-    def __iter__(self) -> Iterator[TensorDictBase]:
+    def __iter__(self) -> Iterator[TensorDictBase | HeldBatch]:
         return self
 
-    def __next__(self) -> TensorDictBase:
+    def __next__(self) -> TensorDictBase | HeldBatch:
         if self._stopping or self._failed:
             raise RuntimeError("the collecting thread has ended")
         if not self._started:
@@ -112,7 +129,7 @@ class PrefetchedBatches:
         self.staleness = self.ppo.updates - weights["version"]
         return batch
 
-    def carry(self, batch: TensorDictBase) -> TensorDictBase:
+    def carry(self, batch: TensorDictBase | HeldBatch) -> TensorDictBase | HeldBatch:
         """To where it is learned from, while the learner is still busy with the one before."""
         return batch if self.env.device == self.ppo.device else to_device(batch, self.ppo.device)
 
@@ -142,7 +159,7 @@ class PrefetchedBatches:
                     self._begun.append(self._as_now())
                     self._change.notify_all()
                 self.actor.fly_with(weights)
-                self._ready.put(_mark(self.carry(next(self._batches)), weights["version"]))
+                self._ready.put(_mark(self.carry(_next(self._batches, self.packer)), weights["version"]))
         except BaseException as error:
             self._ready.put(error)
             with self._change:
@@ -166,14 +183,21 @@ def make_collector(env: NavigationEnv, policy: PPO, frames: int, return_same_td:
     )
 
 
-def to_device(batch: TensorDictBase, device: torch.device) -> TensorDictBase:
-    """A copy on another device. To CUDA it goes through pinned memory, and nobody waits: whoever computes with it there
-    comes later in the stream."""
-    if device.type == "cuda" and batch.device is not None and batch.device.type == "cpu":
+def _next(batches: Iterator[TensorDictBase], packer: Packer | None) -> TensorDictBase | HeldBatch:
+    return packer.gather(batches) if packer else next(batches)
+
+
+def to_device(batch: TensorDictBase | HeldBatch, device: torch.device) -> TensorDictBase | HeldBatch:
+    """A copy on another device; what is packed stays packed, here. To CUDA it goes through pinned memory, and nobody
+    waits: whoever computes with it there comes later in the stream."""
+    if isinstance(batch, HeldBatch):
+        return HeldBatch(to_device(batch.small, device), batch.rows, batch.ends.to(device))
+    if device.type == "cuda" and (batch.device is None or batch.device.type == "cpu"):
         return batch.pin_memory().to(device, non_blocking=True)
     return batch.to(device)
 
 
-def _mark(batch: TensorDictBase, version: int) -> TensorDictBase:
-    batch[VERSION] = torch.tensor(version).expand(batch.batch_size)  # takes no memory
+def _mark(batch: TensorDictBase | HeldBatch, version: int) -> TensorDictBase | HeldBatch:
+    content = batch.small if isinstance(batch, HeldBatch) else batch
+    content[VERSION] = torch.tensor(version).expand(content.batch_size)  # takes no memory
     return batch

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -61,9 +61,10 @@ class NotFinite(RuntimeError):
 
 
 class Rows(Protocol):
-    """The network's input for a whole batch, one row a frame."""
+    """The network's input for a whole batch, one row a frame, drone after drone."""
 
     shape: torch.Size
+    ahead: int  # minibatches that are best selected together
 
     def __len__(self) -> int: ...
     def select(self, index: Tensor, out: Tensor) -> None: ...
@@ -72,15 +73,41 @@ class Rows(Protocol):
 class PlainRows:
     """All rows in one tensor."""
 
-    def __init__(self, inputs: Sequence[Tensor], prepare: Callable[..., Tensor]) -> None:
-        self.rows = prepare(*inputs)
-        self.shape = self.rows.shape
+    ahead = 1
+
+    def __init__(self, rows: Tensor) -> None:
+        self.rows, self.shape = rows, rows.shape
 
     def __len__(self) -> int:
         return len(self.rows)
 
     def select(self, index: Tensor, out: Tensor) -> None:
         torch.index_select(self.rows, 0, index, out=out)
+
+
+@dataclass
+class HeldBatch:
+    """A batch (N, T) ready to be learned from: the network's input apart from all else, which `small` holds."""
+
+    small: TensorDictBase
+    rows: Rows
+    ends: Tensor  # network input of where steps led that need a value, drone after drone; see `needs_value`
+
+    def __getitem__(self, key: str | tuple[str, ...]) -> Tensor:
+        return self.small[key]
+
+    def bytes(self) -> int:
+        return self.small.bytes() + self.ends.nbytes + getattr(self.rows, "nbytes", 0)
+
+
+def needs_value(batch: TensorDictBase, last: bool = True) -> Tensor:
+    """(N, T): steps whose next state has no value yet. Where a step led is where the next one began, except at the end
+    of the batch (if this is its `last` part) and where a reset came between; a terminated flight has no future."""
+    ask = (batch["next", "done"] & ~batch["next", "terminated"]).squeeze(-1)
+    if last:
+        ask = ask.clone()
+        ask[:, -1] = True
+    return ask
 
 
 class PPO(nn.Module):
@@ -90,12 +117,9 @@ class PPO(nn.Module):
     stopping a run early costs little.
     """
 
-    def __init__(
-        self, policy: ActorCritic, settings: PPOSettings, seed: int = 0, hold: Callable[..., Rows] | None = None
-    ) -> None:
-        """`hold(inputs, prepare)` keeps a batch's network input while it is learned from; plainly, if not given."""
+    def __init__(self, policy: ActorCritic, settings: PPOSettings, seed: int = 0) -> None:
         super().__init__()
-        self.policy, self.settings, self.seed, self.hold = policy, settings, seed, hold or PlainRows
+        self.policy, self.settings, self.seed = policy, settings, seed
         self.averaged = copy.deepcopy(policy).requires_grad_(False)
         self.device = next(policy.parameters()).device
         self.value_norm = ValueNorm().to(self.device)
@@ -148,12 +172,15 @@ class PPO(nn.Module):
 
     # --- learning -----------------------------------------------------------------------------------------------
 
-    def update(self, batch: TensorDictBase, progress: float = 0.0) -> dict[str, float]:
+    def update(self, batch: TensorDictBase | HeldBatch, progress: float = 0.0) -> dict[str, float]:
         """Learn from a batch (N, T) at `progress` (0 to 1) through the run; returns metrics.
 
         Raises `NotFinite` with everything as it was before the update, so that the same call fails again.
         """
-        check_numbers(batch, LEARNED_FROM)
+        if isinstance(batch, HeldBatch):  # what was seen was checked while acting
+            check_numbers(batch.small, LEARNED_FROM[-4:])
+        else:
+            check_numbers(batch, LEARNED_FROM)
         before = copy.deepcopy(self.state())
         try:
             metrics = self._learn(batch, progress)
@@ -167,18 +194,16 @@ class PPO(nn.Module):
             self.load_state(before)
             raise NotFinite(error.name, batch) from None
 
-    def _learn(self, batch: TensorDictBase, progress: float, watch: bool = False) -> dict[str, float]:
+    def _learn(self, batch: TensorDictBase | HeldBatch, progress: float, watch: bool = False) -> dict[str, float]:
         s = self.settings
         rows, columns, explained = self.lay_out(batch)
         self._set_rates(progress)
         size = len(rows) // s.minibatches
-        picked = self._buffer("picked", size, rows.shape[1]), self._buffer("picked columns", size, columns.shape[1])
         sums = torch.zeros(len(MEASURED) + 1, device=self.device)
         for _ in range(s.epochs):
             kl = torch.zeros((), device=self.device)
-            for index in torch.randperm(len(rows), generator=self.generator, device=self.device).split(size):
-                rows.select(index, picked[0])
-                torch.index_select(columns, 0, index, out=picked[1])
+            order = torch.randperm(len(rows), generator=self.generator, device=self.device)
+            for picked in self._minibatches(order, size, rows, columns):
                 parts = self._losses(*picked)
                 loss = parts["policy"] + s.value_weight * parts["value"] - s.entropy_weight * parts["entropy"]
                 self.optimizer.zero_grad()
@@ -204,6 +229,18 @@ class PPO(nn.Module):
             "charts/learning_rate": self.optimizer.param_groups[0]["lr"],
         }
 
+    def _minibatches(self, order: Tensor, size: int, rows: Rows, columns: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows and columns of one minibatch after the other, in memory that is used again."""
+        ahead = min(rows.ahead, len(order) // size)
+        input_rows, input_columns = (
+            self._buffer(f"picked {name}", ahead * size, what.shape[1])
+            for name, what in (("rows", rows), ("columns", columns))
+        )
+        for some in order.split(ahead * size):
+            rows.select(some, input_rows[: len(some)])
+            torch.index_select(columns, 0, some, out=input_columns[: len(some)])
+            yield from zip(input_rows[: len(some)].split(size), input_columns[: len(some)].split(size), strict=True)
+
     def _losses(self, rows: Tensor, columns: Tensor) -> dict[str, Tensor]:
         """Terms of the loss over a minibatch, and what is measured on the way."""
         s = self.settings
@@ -224,25 +261,20 @@ class PPO(nn.Module):
         return parts | {"kl": kl, "clipped": clipped}
 
     @torch.no_grad()
-    def lay_out(self, batch: TensorDictBase) -> tuple[Rows, Tensor, float]:
+    def lay_out(self, batch: TensorDictBase | HeldBatch) -> tuple[Rows, Tensor, float]:
         """The batch as one row of network input a frame, one row of all else the losses need, explained variance."""
         s = self.settings
-        seen, then = batch["agents", "observation"], batch["next", "agents", "observation"]
-        rows = self.hold([seen[name].flatten(0, 1) for name in OBSERVATION], self.policy.encoder.prepare)
+        held = batch if isinstance(batch, HeldBatch) else self._hold(batch)
+        rows, batch = held.rows, held.small
 
         def by_time(x: Tensor) -> Tensor:
             return x.reshape(batch.batch_size).T.contiguous()  # (T, N)
 
         value, reward = by_time(batch["value"]), by_time(batch["next", "agents", "reward"])
         done, terminated = by_time(batch["next", "done"]), by_time(batch["next", "terminated"])
-        # Where a step led is where the next one began, except at the end of the batch and where a reset came between.
-        # A terminated flight has no future, so only the others cost a pass of the network.
         next_value = torch.empty_like(value)
         next_value[:-1] = value[1:]
-        ask = done & ~terminated
-        ask[-1] = True
-        last = self.policy.encoder.prepare(*(then[name][ask.T] for name in OBSERVATION))
-        next_value.T[ask.T] = self.value_norm.denormalize(self._forward(last)[2])
+        next_value.T[needs_value(batch)] = self.value_norm.denormalize(self._forward(held.ends)[2])
 
         advantage, returns = gae(reward, value, next_value, done, terminated, s.gamma, s.gae_lambda)
         if not _finite(returns.square().mean()):  # what the normaliser takes in
@@ -254,6 +286,12 @@ class PPO(nn.Module):
         by_drone = [x.T.reshape(-1, 1) for x in (advantage, *scaled)]
         columns = torch.cat([unit.log(), torch.log1p(-unit), batch["log_prob"].reshape(-1, 1), *by_drone], dim=1)
         return rows, columns, explained
+
+    def _hold(self, batch: TensorDictBase) -> HeldBatch:
+        prepare, ask = self.policy.encoder.prepare, needs_value(batch)
+        seen, then = batch["agents", "observation"], batch["next", "agents", "observation"]
+        rows = PlainRows(prepare(*(seen[name].flatten(0, 1) for name in OBSERVATION)))
+        return HeldBatch(batch, rows, prepare(*(then[name][ask] for name in OBSERVATION)))
 
     def _set_rates(self, progress: float) -> None:
         left = min(1.0, max(0.0, 1.0 - progress) / self.settings.anneal) if self.settings.anneal else 1.0

@@ -44,4 +44,3 @@ def check_isaac(physics: str) -> tuple[str, str]:
     if find_spec(needs) is None:
         raise IsaacMissing(f"needs the package {needs}, which is not installed; run: {SETUP}")
     return physics, "as asked for"
-

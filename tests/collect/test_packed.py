@@ -1,0 +1,79 @@
+"""Learning from a packed batch is learning from the batch, in less memory."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+import torch
+
+from navrl.checkpoint.snapshot import tensors_of
+from navrl.collect import packed
+from navrl.collect.batches import VERSION, PrefetchedBatches, SerialBatches
+from navrl.collect.packed import PackedRows, Packer
+from navrl.ppo.networks import ActorCritic, FastEncoder, NavRLEncoder
+from navrl.ppo.ppo import PPO, HeldBatch, PPOSettings
+
+DRONES, STEPS = 20, 12
+
+
+@pytest.mark.parametrize("columns", [None, 3, 0])
+@pytest.mark.parametrize("drones, steps, piece", [(1, 1, 1), (7, 6, 2), (300, 4, 4), (70, 10, 4)])
+def test_rows_come_back(columns: int | None, drones: int, steps: int, piece: int) -> None:
+    rows = torch.randn(drones, steps, 7).round(decimals=1)
+    held = PackedRows(drones, steps, columns)
+    for first in range(0, steps, piece):
+        held.add(first, rows[:, first : first + piece].reshape(-1, 7))
+    assert held.shape == (drones * steps, 7) and len(held) == drones * steps
+    index = torch.randint(drones * steps, (300,))
+    out = torch.empty(300, 7)
+    held.select(index, out)
+    assert torch.equal(out, rows.view(-1, 7)[index])
+
+
+@pytest.fixture
+def make(make_env, scene) -> Callable[[type], tuple]:
+    """An environment and a learner, the same every time; flights end, by time and otherwise, within a batch."""
+
+    def build(encoder: type) -> tuple:
+        torch.manual_seed(0)
+        ppo = PPO(ActorCritic(encoder((36, 4), 4.0), 2.0), PPOSettings(minibatches=5), seed=5)
+        return make_env(scene, DRONES, decimation=4, task={"max_episode_length": 60}), ppo
+
+    return build
+
+
+@pytest.mark.parametrize("encoder", [FastEncoder, NavRLEncoder])
+@pytest.mark.parametrize("columns, pieces", [(None, 4), (144, 3), (144, 1)])
+@pytest.mark.parametrize("kind", [SerialBatches, PrefetchedBatches])
+def test_the_same_is_learned(make, monkeypatch, kind: type, encoder: type, columns: int | None, pieces: int) -> None:
+    monkeypatch.setattr(packed, "UNIT", 16)  # several blocks a piece, the last one smaller
+    monkeypatch.setattr(PackedRows, "ahead", 2)
+    (env, plain), (twin, ppo) = make(encoder), make(encoder)
+    one = kind(env, plain, DRONES * STEPS)
+    other = kind(twin, ppo, DRONES * STEPS, packer=Packer(ppo.policy.encoder.prepare, STEPS, columns, pieces))
+    ended = 0
+    for _ in range(3):
+        whole, held = next(one), next(other)
+        assert isinstance(held, HeldBatch) and torch.equal(held[VERSION], whole[VERSION])
+        for key in (("next", "done"), ("next", "stats", "length"), "value"):
+            assert torch.equal(held[key], whole[key])
+        metrics = plain.update(whole), ppo.update(held)
+        assert metrics[0] == metrics[1]
+        assert all(map(torch.equal, tensors_of(plain.state()), tensors_of(ppo.state())))
+        ended += int(whole["next", "truncated"].sum())
+    assert ended > 0
+    one.shutdown(), other.shutdown()
+
+
+def test_pieces_divide_the_steps() -> None:
+    assert [Packer(torch.cat, steps, None).pieces for steps in (1, 7, 12, 32, 64)] == [1, 7, 6, 8, 8]
+
+
+def test_a_batch_takes_less_memory(make) -> None:
+    env, ppo = make(FastEncoder)
+    whole = next(SerialBatches(env, ppo, DRONES * 64, return_same_td=False))
+    env, ppo = make(FastEncoder)
+    for columns, most in ((144, 0.35), (None, 0.3)):
+        packer = Packer(ppo.policy.encoder.prepare, 64, columns)
+        assert next(SerialBatches(env, ppo, DRONES * 64, packer=packer)).bytes() < most * whole.bytes()
