@@ -35,11 +35,12 @@ from omegaconf import OmegaConf
 from update import CFG, Training
 
 from navrl import config, resume
-from navrl.checkpoint.files import MANIFEST, load_checkpoint, write_checkpoint
-from navrl.checkpoint.run_files import RunFiles
+from navrl.checkpoint.files import MANIFEST, Written, load_checkpoint, write_checkpoint
+from navrl.checkpoint.run_files import Retention, RunFiles
 from navrl.checkpoint.saver import AsyncCheckpointSaver
 from navrl.checkpoint.snapshot import tensors_of
 from navrl.monitor.flights import RecentFlights
+from navrl.monitor.performance import PerformanceMonitor
 from navrl.ppo.policy_file import describe, policy_content
 from navrl.sim.scene import TRAINING, generate_scene
 from navrl.task.kernels import OUTCOMES
@@ -160,16 +161,25 @@ def packing(state: dict) -> dict[str, dict[str, float]]:
 
 def throughput(training: Training, make: Callable[[], dict], folder: Path, iterations: int) -> dict[str, float]:
     """Every second iteration begins with a save, which is on disk long before it ends."""
-    saver, seconds, stalls = AsyncCheckpointSaver(), {True: [], False: []}, []
+    seconds, stalls, network = {True: [], False: []}, [], describe(training.policy, "fast")
+    files = RunFiles(folder / "throughput", Retention(last=2))
+    saver = AsyncCheckpointSaver(manifest=files.run / MANIFEST)
+
+    def keep_policy(state: dict, _: Written) -> None:  # as scripts/train.py does after every save
+        content = policy_content(network, state["ppo"]["averaged"], state["ppo"]["value_norm"], {})
+        write_checkpoint(files.run / "policy.pt", content, manifest=saver.manifest)
+        files.prune()
+
     for k in range(2 * iterations):
         saving = k % 2 == 0
         began = time.perf_counter()
         if saving:
-            stalls.append(timed(lambda k=k: saver.save_async(make(), folder / f"{k % 4}.pt")))
+            stalls.append(timed(lambda k=k: saver.save_async(make(), files.state(k), after=keep_policy)))
         training.iterate()
         seconds[saving].append(time.perf_counter() - began)
-        assert not saver.get_stats()["queued"]
+        idle(saver)
     saver.shutdown()
+    files.close()
     assert saver.get_stats()["saved"] == iterations
     median = {saving: statistics.median(values) for saving, values in seconds.items()}
     stall = percentiles(stalls[2:])
@@ -228,11 +238,24 @@ def main() -> None:
     flights.add({name: np.zeros(flights.window, np.float32) for name in (*OUTCOMES, "return", "length")})
     described = OmegaConf.to_yaml(cfg)
 
+    monitor, network = PerformanceMonitor(), describe(training.policy, "fast")
+
     def own() -> dict:
         """As scripts/train.py gathers it."""
-        env, learned = training.collector.env.state_dict(), training.ppo.state()
-        streams, recent = resume.random_state(), flights.state()
-        return {"config": described, "ppo": learned, "env": env, "random": streams, "flights": recent}
+        return {
+            "config": described,
+            "overrides": ["device=cpu"],
+            "machine": resume.machine_now(),
+            "network": network,
+            "iteration": 20,
+            "frames": 20 * 32768,
+            "ppo": training.ppo.state(),
+            "batches": {"env": training.collector.env.state_dict()},
+            "random": resume.random_state(),
+            "flights": flights.state(),
+            "performance": monitor.state(),
+            "scores": {"eval/crossing-350-80/success": 0.5},
+        }
 
     generator = torch.Generator().manual_seed(0)
     big = {"layers": [torch.randn(1 << 20, generator=generator) for _ in range(50)]}

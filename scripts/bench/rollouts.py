@@ -65,7 +65,9 @@ def others(batch: TensorDictBase) -> dict[str, dict[str, float]]:
         "write_ms": out["torch.save"]["write_ms"] + 1e3 * timed(lambda: lz4.frame.compress(data)),
         "read_ms": 1e3 * (read + timed(lambda: lz4.frame.decompress(packed))),
     }
-    if find_spec("blosc2"):
+    if not find_spec("blosc2"):
+        print("blosc2 is not installed, so it is not compared; make setup installs it")
+    else:
         import blosc2
 
         arrays = [tensor.contiguous().numpy() for tensor in plain.values()]
@@ -91,17 +93,20 @@ def main() -> None:
     folder = Path(tempfile.mkdtemp(prefix="bench-rollouts-"))
     try:
         archive, stalls = RolloutArchive(folder, waiting=2), []
-        began = time.perf_counter()
+        seconds: dict[bool, list[float]] = {True: [], False: []}
         for number, batch in enumerate(batches):
-            training.iterate()  # the training thread works meanwhile
-            stalls.append(timed(lambda b=batch, n=number: archive.append(b, {"iteration": n, "frames": 0})))
+            for storing in (True, False):  # an iteration while the last rollout is being stored, one while nothing is
+                if storing:
+                    stalls.append(timed(lambda b=batch, n=number: archive.append(b, {"iteration": n, "frames": 0})))
+                seconds[storing].append(timed(training.iterate))
+                while archive._queue.qsize() or archive.stats["stored"] + archive.stats["failed"] <= number:
+                    time.sleep(0.01)
+        stored = dict(archive.stats)
+        for _ in range(300):  # and the call itself, while the thread is busy, often enough for a percentile
+            stalls.append(timed(lambda: archive.append(batches[0], {"iteration": -1, "frames": 0})))
+            time.sleep(0.004)
         archive.shutdown()
-        assert archive.stats["stored"] == len(batches), archive.stats
-        elapsed = time.perf_counter() - began
-        for _ in range(200):  # and the call itself, often enough for a percentile
-            stalls.append(timed(lambda: archive.append(batches[0], {})))
-            while archive._queue.qsize():
-                archive._queue.get_nowait()
+        assert stored["stored"] == len(batches), stored
         storage = RolloutStorage(folder)
         lines = storage.lines
         saved = 1 - sum(line["bytes"] for line in lines) / sum(line["raw_bytes"] for line in lines)
@@ -127,6 +132,8 @@ def main() -> None:
                 print(f"  {name:44} {f['raw'] / 1e3:9.0f} {f['stored'] / 1e3:10.0f}  {left:.2f}  {f['filter']}")
         peers = others(batches[0])
         print(f"\nours: {100 * saved:.1f} % saved, a rollout of {raw / 1e6:.1f} MB is {lines[0]['bytes'] / 1e6:.1f} MB")
+        slower = statistics.median(seconds[True]) / statistics.median(seconds[False]) - 1
+        print(f"  an iteration that shares the two cores with storing takes {100 * slower:.0f} % longer")
         print(f"  stall p99 {1e3 * np.percentile(stalls, 99):.3f} ms; one drone read in {1e3 * random_read:.2f} ms")
         print(f"  decoding {decode[1]:,.0f} MB/s with one thread, {decode[2]:,.0f} with two")
         for name, peer in peers.items():
@@ -135,7 +142,9 @@ def main() -> None:
         result = {
             "saved_fraction": saved, "write_stall_p99_ms": 1e3 * float(np.percentile(stalls, 99)),
             "random_read_ms": 1e3 * random_read, "decode_mb_s_1": decode[1], "decode_mb_s_2": decode[2],
-            "seconds_a_rollout": elapsed / len(batches), "raw_bytes": raw, "fields": fields, "others": peers,
+            "iteration_ms": 1e3 * statistics.median(seconds[False]),
+            "iteration_storing_ms": 1e3 * statistics.median(seconds[True]),
+            "raw_bytes": raw, "fields": fields, "others": peers,
         }  # fmt: skip
         print(json.dumps(result))
     finally:
