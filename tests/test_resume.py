@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from navrl import resume
-from navrl.checkpoint.files import write_checkpoint
+from navrl.checkpoint.files import load_checkpoint, write_checkpoint
 from navrl.config import ConfigError
 from navrl.ppo.policy_file import TRAINING_STATE, load_policy
 
@@ -54,6 +54,32 @@ def run(tmp_path, find) -> Path:
         (tmp_path / "run/checkpoints").mkdir(parents=True, exist_ok=True)
         write_checkpoint(tmp_path / f"run/checkpoints/state-{iteration:08d}.pt", state, 0)
     return tmp_path / "run"
+
+
+@pytest.mark.parametrize("part", resume.HELD)
+def test_a_state_that_was_made_up(find, run, part: str) -> None:
+    path = run / "checkpoints/state-00000007.pt"
+    good = load_checkpoint(path)
+    for wrong in ({}, {part: object}, {part: ["something else"] if resume.HELD[part] is not list else "else"}):
+        state = {key: value for key, value in good.items() if key != part} | {
+            k: v for k, v in wrong.items() if v is not object
+        }
+        write_checkpoint(path, state, 0)
+        with pytest.raises(ConfigError, match=f"no proper {part}") as caught:
+            find(f"resume={path}")
+        assert "\n" not in str(caught.value)
+
+
+def test_whatever_a_state_fails_with_is_one_line() -> None:
+    for error in (KeyError("seed"), RuntimeError("size mismatch\n  for policy"), TypeError("x"), IndexError("y")):
+        with (
+            pytest.raises(ConfigError, match="resume=there: does not fit this program") as caught,
+            resume.as_one_line("there"),
+        ):
+            raise error
+        assert "\n" not in str(caught.value)
+    with pytest.raises(KeyError), resume.as_one_line(None):  # nothing was resumed: an error of ours
+        raise KeyError("seed")
 
 
 def test_nothing_asked_for(find) -> None:

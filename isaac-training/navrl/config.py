@@ -489,6 +489,9 @@ def _prefetch(cfg: DictConfig) -> int:
     if switch(cfg, "return_same_td"):
         fix = "would write the next batch over the one being learned from; set return_same_td=false with it"
         raise ConfigError("use_pipelined_collector", True, fix)
+    if choice(cfg, "sim.engine", ENGINES) == "isaac":
+        fix = "flies in a thread, but Isaac is stepped by the one that built it; leave it false with sim=isaac"
+        raise ConfigError("use_pipelined_collector", True, fix)
     return count
 
 

@@ -61,6 +61,7 @@ def test_what_is_missing_costs_one_line(tmp_path) -> None:
     paths = f"{broken.parent}:{ROOT / 'isaac-training'}"
     for overrides, environment, words in (
         (["sim.physics=physx"], {}, "sim.physics=physx: needs Isaac Sim"),
+        (["use_pipelined_collector=true", "return_same_td=false"], {}, "leave it false with sim=isaac"),
         (["sim.physics=havok"], {}, "must be one of auto, ovphysx, physx, newton"),
         (
             [],

@@ -6,6 +6,7 @@ import contextlib
 import csv
 import json
 import os
+import random
 import re
 import resource
 import shutil
@@ -18,9 +19,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from navrl.checkpoint.files import load_checkpoint, read_lines
+from navrl.checkpoint.files import BadCheckpoint, load_checkpoint, read_lines
 from navrl.checkpoint.run_files import states_of
-from navrl.checkpoint.snapshot import tensors_of
 from navrl.collect.batches import VERSION
 from navrl.collect.rollouts import RolloutStorage
 from navrl.monitor.metrics import read_rows
@@ -152,6 +152,11 @@ def test_ctrl_c_leaves_a_policy_curves_and_a_picture(tmp_path) -> None:
         (["checkpoint=[a]"], "must be a word"),
         (["wandb=5"], "must be a section"),
         (["env.num_envs=???"], "env.num_envs"),
+        (["sim=isaac"], "Isaac Lab is not installed in this environment (Isaac Lab 3 needs Python 3.12"),
+        (["rollout_save_interval=5"], "set return_same_td=false"),
+        (["rollout_save_interval=5", "return_same_td=false", "compress_rollout=all"], "set compress_rollout=none"),
+        (["use_pipelined_collector=true"], "set return_same_td=false"),
+        (["learner_device=cuda"], "set learner_device=cpu"),
         (["no.such.key=1"], "no"),
     ],
 )
@@ -183,15 +188,30 @@ def test_infinity_stops_the_run_and_can_be_replayed(tmp_path) -> None:
 # --- saving and going on ------------------------------------------------------------------------------------------
 
 
+def assert_same(a: object, b: object, where: str) -> None:
+    """Nested dicts, lists, tensors and plain values are equal."""
+    assert type(a) is type(b), where
+    if isinstance(a, torch.Tensor):
+        assert torch.equal(a, b), where
+    elif isinstance(a, dict):
+        assert a.keys() == b.keys(), where
+        for key in a:
+            assert_same(a[key], b[key], f"{where}.{key}")
+    elif isinstance(a, list | tuple):
+        assert len(a) == len(b), where
+        for index, pair in enumerate(zip(a, b, strict=True)):
+            assert_same(*pair, f"{where}.{index}")
+    else:
+        assert a == b, where
+
+
 def assert_same_run(one: Path, two: Path) -> None:
     """Everything that decides how a run goes on is the same, bit for bit, and so is what it has logged."""
     a, b = load_checkpoint(states_of(one)[0]), load_checkpoint(states_of(two)[0])
     for part in ("iteration", "frames", "network", "scores", "scored"):
         assert a[part] == b[part], part
     for part in ("ppo", "batches", "random", "flights"):
-        pairs = zip(tensors_of(a[part]), tensors_of(b[part]), strict=True)
-        assert all(torch.equal(x, y) for x, y in pairs), part
-    assert a["ppo"]["rate_scale"] == b["ppo"]["rate_scale"]
+        assert_same(a[part], b[part], part)
     rows = []
     for run_dir in (one, two):
         timeless = {"charts/SPS", "charts/minutes", "perf/memory_mb"}
@@ -210,7 +230,7 @@ def undisturbed(tmp_path_factory) -> Path:
     return run_dir
 
 
-@pytest.mark.parametrize("mode", ["return_same_td=true", "return_same_td=false"])
+@pytest.mark.parametrize("mode", ["return_same_td=true", "return_same_td=false", "compress_rollout=all"])
 def test_resume_is_exact(undisturbed, tmp_path, mode: str) -> None:
     """5 iterations and 7 more in another process are 12."""
     done = run(f"resume={undisturbed}/checkpoints/state-00000005.pt.lz4", mode, cwd=tmp_path, small=False)
@@ -244,6 +264,61 @@ def test_resume_is_exact_while_prefetching(tmp_path) -> None:
     assert drawn.returncode == 0 and (undisturbed / "rollout-1.png").stat().st_size > 5000, drawn.stderr
     wrong = run(str(undisturbed), "--draw", "7", cwd=tmp_path, script="rollouts", small=False)
     assert wrong.returncode == 1 and wrong.stderr.strip() == "error: --draw 7: there are 2 rollouts, counted from 0"
+
+
+def test_stopped_during_the_last_evaluation(tmp_path) -> None:
+    """Nothing is left to learn, but the run has not been evaluated: that is what going on does."""
+    long = ["eval.final_episodes=4000", "env.max_episode_length=2200", "max_frame_num=1024"]
+    process = start(*long, "logger=none", cwd=tmp_path)
+    while process.poll() is None and not list(tmp_path.glob("runs/*/*/checkpoints/state-00000002*")):
+        time.sleep(0.005)
+    os.killpg(process.pid, signal.SIGTERM)
+    _, err = process.communicate(timeout=60)
+    (there,) = tmp_path.glob("runs/*/*")
+    assert process.returncode == 143 and not (there / "eval.json").exists(), err
+    done = run(f"resume={there}", "eval.final_episodes=8", cwd=tmp_path, small=False)
+    assert done.returncode == 0, done.stderr
+    assert json.loads((there / "eval.json").read_text())["frames"] == 1024
+    again = run(f"resume={there}", cwd=tmp_path, small=False)
+    assert again.returncode == 2 and "raise it to go on" in again.stderr
+
+
+def test_going_on_needs_nothing_but_the_run(tmp_path) -> None:
+    """Not the file whose weights it began with, nor a metrics.csv that no power cut spoiled; it saves by the clock."""
+    shutil.copy(ROOT / "policies/default.pt", tmp_path / "origin.pt")
+    settings = ["checkpoint=origin.pt", "max_frame_num=5120", "logger=none", "save_interval=0", "save_minutes=0.0001"]
+    done = run(*settings, cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    (there,) = tmp_path.glob("runs/*/*")
+    lines = read_lines(there / "manifest.jsonl")
+    assert sum(line["file"].startswith("checkpoints/state-") for line in lines) > 3, "saved by the clock"
+    (tmp_path / "origin.pt").unlink()
+    with (there / "metrics.csv").open("ab") as file:
+        file.write(bytes(100) + b"\nx,y,z\n" + bytes(7))
+    done = run(f"resume={there}", "max_frame_num=6144", cwd=tmp_path, small=False)
+    assert done.returncode == 0, done.stderr
+    frames = [row["frames"] for row in read_rows(there / "metrics.csv") if "losses/entropy" in row]
+    assert frames == [512 * k for k in range(1, 13)]
+
+
+def test_damage_to_a_real_training_state(undisturbed, tmp_path) -> None:
+    """400 bytes changed or cuts: every one is found, or changed nothing."""
+    path, rng = states_of(undisturbed)[0], random.Random(0)
+    good, whole = path.read_bytes(), load_checkpoint(path)
+    bad = tmp_path / path.name
+    found = 0
+    for attempt in range(400):
+        place = rng.randrange(len(good))
+        data = bytearray(good[:place] if attempt % 4 == 0 else good)
+        if attempt % 4:
+            data[place] ^= rng.randrange(1, 256)
+        bad.write_bytes(data)
+        try:
+            assert_same(load_checkpoint(bad), whole, "state")
+        except BadCheckpoint as error:
+            assert "\n" not in str(error) and bad.name in str(error)
+            found += 1
+    assert found > 390
 
 
 def test_retention_keeps_what_it_says(undisturbed, tmp_path) -> None:

@@ -72,7 +72,8 @@ def _exceptions(now: np.ndarray, then: np.ndarray) -> bytes:
 def _follow(now: np.ndarray, data: bytes) -> np.ndarray:
     (count,) = struct.unpack_from("<I", data)
     where = np.frombuffer(data, "<u4", count, 4)
-    then = np.roll(now, -1, axis=1)
+    then = np.empty_like(now)
+    then[:, :-1] = now[:, 1:]  # nothing follows the last step: it is among the exceptions
     rows = np.frombuffer(data, now.dtype, -1, 4 + 4 * count).reshape(count, *now.shape[2:])
     then.reshape(-1, *now.shape[2:])[where] = rows
     return then
@@ -344,18 +345,27 @@ class RolloutStorage:
         names = [*header.fields] if keys is None else [*keys]
         if unknown := [name for name in names if name not in header.fields]:
             raise KeyError(f"rollout {rollout} has no {unknown[0]}; it has {', '.join(header.fields)}")
-        out = TensorDict({}, batch_size=[len(chosen), header.steps])
-        tasks = {name: sorted({drone // header.fields[name].group for drone in chosen}) for name in names}
+        arrays, tasks = {}, []
+        for name in names:
+            field = header.fields[name]
+            arrays[name] = np.empty((len(chosen), header.steps, *field.shape), field.dtype)
+            rows: dict[int, list[int]] = {}  # by block: which of the chosen are in it
+            for row, drone in enumerate(chosen):
+                rows.setdefault(drone // field.group, []).append(row)
+            tasks += [(name, group, mine) for group, mine in rows.items()]
+
+        def fill(task: tuple[str, int, list[int]]) -> None:
+            name, group, mine = task
+            block = self._block(file.fileno(), rollout, header, name, group)
+            if drones is None:
+                arrays[name][mine[0] : mine[-1] + 1] = block
+            else:
+                arrays[name][mine] = block[[chosen[row] - group * header.fields[name].group for row in mine]]
+
         with (self.folder / DATA).open("rb") as file, ThreadPoolExecutor(self.threads) as pool:
-            flat = [(name, group) for name, groups in tasks.items() for group in groups]
-            parts = iter([*pool.map(lambda task: self._block(file.fileno(), rollout, header, *task), flat)])
-        for name, groups in tasks.items():
-            whole, size = np.concatenate([next(parts) for _ in groups]), header.fields[name].group
-            if drones is not None:
-                place = {group: index for index, group in enumerate(groups)}
-                whole = whole[[place[drone // size] * size + drone % size for drone in chosen]]
-            out[tuple(name.split("/"))] = torch.from_numpy(whole)
-        return out
+            list(pool.map(fill, tasks))
+        content = {tuple(name.split("/")): torch.from_numpy(array) for name, array in arrays.items()}
+        return TensorDict(content, batch_size=[len(chosen), header.steps])
 
     def replay_buffer(self, keys: Sequence[str] | None = None, **options: object) -> ReplayBuffer:
         """Every frame of the archive in a TorchRL replay buffer, for learning off policy or by imitation.
@@ -396,12 +406,12 @@ class RolloutStorage:
             raise BadRollout(
                 f"rollout {rollout} in {self.folder} is damaged ({name}, drones from {group * field.group})"
             )
-        data = lz4.block.decompress(packed, uncompressed_size=int(entry["raw"]))
+        data = lz4.block.decompress(packed, uncompressed_size=int(entry["raw"]), return_bytearray=True)
         if field.filter == "follows":
             return _follow(self._block(file, rollout, header, field.source, group), data)
         dtype = np.dtype(field.dtype)
         data = _unshuffle(data, dtype.itemsize) if field.filter == "shuffle" else data
-        return np.frombuffer(bytearray(data), dtype).reshape(-1, header.steps, *field.shape)
+        return np.frombuffer(data, dtype).reshape(-1, header.steps, *field.shape)
 
 
 class _Header:

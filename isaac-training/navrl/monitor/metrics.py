@@ -136,7 +136,7 @@ class WandbLogger:
 
         with Image.open(path) as picture:  # wandb keeps every one: small, or they would be most of the run's directory
             small = picture.convert("RGB")
-            small.thumbnail((1400, 1400))
+            small.thumbnail((1000, 1000))
             self.run.log({"frames": frames, name: wandb.Image(small, file_type="jpg")})
 
     def close(self) -> None:
