@@ -103,11 +103,14 @@ clean-isaac:  ## remove the environment for sim=isaac
 
 # --- containers -----------------------------------------------------------------------------------------------------
 
+COMPOSE = env UID=$$(id -u) GID=$$(id -g) docker compose --file docker/compose.yaml
+
 docker-build:  ## build the image for a GPU box (Isaac Sim); IMAGE=cpu for the small one
-	docker compose --file docker/compose.yaml build $(or $(IMAGE),gpu)
+	$(COMPOSE) build $(or $(IMAGE),gpu)
 
 docker-train:  ## train in the container: make docker-train ARGS='env.num_envs=4096'
-	docker compose --file docker/compose.yaml run --rm $(or $(IMAGE),gpu) $(ARGS)
+	@mkdir -p runs  # or docker would make it, as root
+	$(COMPOSE) run --rm $(or $(IMAGE),gpu) $(ARGS)
 
 clean:  ## remove .venv and caches, keep runs/
 	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info isaac-training/*.egg-info

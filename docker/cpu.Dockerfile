@@ -9,10 +9,9 @@ RUN python -m venv /venv
 ENV PATH=/venv/bin:$PATH \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
-# PyTorch's own index has a build without CUDA, a tenth of the size; give it here: --build-arg TORCH_INDEX=...
-ARG TORCH_INDEX=
-# hadolint ignore=DL3013
-RUN pip install torch==2.13.0 ${TORCH_INDEX:+--index-url "$TORCH_INDEX"}
+# PyTorch's own index has a build without CUDA, a tenth of the size.
+ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
+RUN pip install --index-url "$TORCH_INDEX" torch==2.13.0
 WORKDIR /navrl
 COPY pyproject.toml README.md LICENSE ./
 COPY third_party third_party
@@ -33,8 +32,8 @@ COPY scripts scripts
 COPY policies policies
 ARG UID=1000
 ARG GID=1000
-RUN groupadd --gid "$GID" pilot \
-    && useradd --uid "$UID" --gid "$GID" --create-home pilot \
+RUN (getent group "$GID" || groupadd --gid "$GID" pilot) \
+    && (getent passwd "$UID" || useradd --uid "$UID" --gid "$GID" --create-home pilot) \
     && mkdir -p runs /home/pilot/.cache \
     && chown -R "$UID:$GID" runs /home/pilot
 USER ${UID}:${GID}

@@ -4,7 +4,12 @@ FROM ${ISAAC_SIM_IMAGE}
 
 # The image brings Isaac Sim 6.2 and its Python 3.12; Isaac Lab 3.0.0 is the release that pins this Isaac Sim.
 USER 0
-ENV PYTHON=/isaac-sim/python.sh \
+# Isaac Sim's launcher stays in front of Python and loses signals and exit codes; one that steps aside (exec) does not.
+# hadolint ignore=SC2016
+RUN sed 's/^\$python_exe .*/exec $python_exe "$@" $args/' /isaac-sim/python.sh > /isaac-sim/python-exec.sh \
+    && grep --quiet '^exec ' /isaac-sim/python-exec.sh \
+    && chmod 755 /isaac-sim/python-exec.sh
+ENV PYTHON=/isaac-sim/python-exec.sh \
     PIP_NO_CACHE_DIR=1 \
     PIP_DISABLE_PIP_VERSION_CHECK=1
 
@@ -26,7 +31,8 @@ ARG UID=1000
 ARG GID=1000
 RUN (getent group "$GID" || groupadd --gid "$GID" pilot) \
     && (getent passwd "$UID" || useradd --uid "$UID" --gid "$GID" --create-home pilot) \
-    && mkdir -p /home/pilot/.cache /home/pilot/.nv /home/pilot/.nvidia-omniverse /home/pilot/.local/share/ov runs /isaac-sim/kit/cache \
+    && mkdir -p /home/pilot/.cache /home/pilot/.nv /home/pilot/.nvidia-omniverse /home/pilot/.local/share/ov runs \
+        /isaac-sim/kit/cache /isaac-sim/kit/logs /isaac-sim/kit/data \
     && chown -R "$UID:$GID" /home/pilot runs /isaac-sim/kit/cache /isaac-sim/kit/logs /isaac-sim/kit/data
 USER ${UID}:${GID}
 ENV HOME=/home/pilot
@@ -35,5 +41,5 @@ ENV HOME=/home/pilot
 VOLUME ["/navrl/runs", "/home/pilot/.cache", "/home/pilot/.nv", "/isaac-sim/kit/cache"]
 
 # The licence and the wandb key are given when it is run: ACCEPT_EULA=Y, WANDB_API_KEY=...
-ENTRYPOINT ["/isaac-sim/python.sh", "scripts/train.py", "sim=isaac", "headless=True"]
+ENTRYPOINT ["/isaac-sim/python-exec.sh", "scripts/train.py", "sim=isaac", "headless=True"]
 CMD ["env.num_envs=1024"]

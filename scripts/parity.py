@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -19,7 +20,7 @@ import torch
 
 from navrl.monitor.flights import pyplot, write_figure
 from navrl.sim.engine import make_simulator
-from navrl.sim.isaac_check import PHYSICS, check_isaac
+from navrl.sim.isaac_check import PHYSICS, IsaacMissing, check_isaac
 from navrl.sim.scene import Scene, generate_scene
 from navrl.sim.simulator import SimSettings, Simulator
 
@@ -94,6 +95,10 @@ def compare(drones: int, seconds: float, maps: int, physics: str, seed: int = 0)
             rays += a["lidar"].numel()
             near += int(((a["lidar"] - b["lidar"]).abs() <= 1e-3).sum())
     # Why the others differ: from exactly Isaac's poses, does Warp see what Isaac saw?
+    bodies = isaac.obstacle_bodies()  # where PhysX has them, in map coordinates
+    if bodies is not None:
+        told = warp.moving_position.transpose(1, 2)[isaac.real_obstacles]
+        worst["moving_bodies_max_m"] = (bodies - told).abs().max().item()
     there = {name: getattr(isaac, name).clone() for name in ("position", "quaternion")}
     warp.load_state_dict({**warp.state_dict(), **there})
     equal = ((warp.lidar - isaac.lidar)[flying].abs() <= 1e-3).float().mean().item()
@@ -119,6 +124,7 @@ COMPARED = ("position", "velocity", "quaternion", "lidar")
 LIMITS = {
     "position_max_m": ("position", 0.01, "m"), "velocity_max_mps": ("velocity", 0.02, "m/s"),
     "attitude_max_deg": ("attitude", 1.0, "°"), "moving_max_m": ("moving obstacles", 0.0, "m"),
+    "moving_bodies_max_m": ("… their bodies", 1e-3, "m"),
 }  # fmt: skip
 
 
@@ -152,12 +158,19 @@ def main() -> None:
     parser.add_argument("--physics", choices=PHYSICS, default="ovphysx")
     parser.add_argument("--picture", type=Path, default=Path("runs/parity.png"))
     options = parser.parse_args()
-    physics, _ = check_isaac(options.physics)
+    try:
+        physics, _ = check_isaac(options.physics)
+    except IsaacMissing as error:
+        sys.exit(f"error: {error}")
     result, flown = compare(options.drones, options.seconds, options.maps, physics)
     print(
         f"\n{options.drones} drones, {options.seconds:g} s, Warp against Isaac Lab with {physics}; the worst of all\n"
     )
+    alike = result["lidar_within_1mm"] >= 0.985
     for key, (name, limit, unit) in LIMITS.items():
+        if key not in result:
+            continue
+        alike &= result[key] <= limit
         good = "ok" if result[key] <= limit else "TOO MUCH"
         print(f"  {name:18} {result[key]:10.6f} {unit:4} (at most {limit:g})  {good}")
     share = 100 * result["lidar_within_1mm"]
@@ -170,6 +183,7 @@ def main() -> None:
     draw(flown, options.picture)
     print(f"\ndrawn: {options.picture}")
     print(json.dumps(result))
+    sys.exit(not alike)
 
 
 if __name__ == "__main__":

@@ -252,14 +252,16 @@ def sim_settings(cfg: DictConfig) -> SimSettings:
     engine = choice(cfg, "sim.engine", ENGINES)
     physics = _isaac_physics(cfg) if engine == "isaac" else "none"
     window = not switch(cfg, "headless")
-    if window and physics != "physx":
-        what = "the warp engine" if engine == "warp" else f"Isaac Lab with {physics}"
-        log.warning("headless=false: %s has no window; pictures are drawn into the run directory", what)
+    screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if window and (physics != "physx" or not screen):
+        what = "the warp engine has no window" if engine == "warp" else f"Isaac Lab with {physics} has no window"
+        what = "there is no screen (DISPLAY is not set)" if physics == "physx" else what
+        log.warning("headless=false: %s; pictures are drawn into the run directory", what)
     settings = SimSettings(
         num_envs=int(number(cfg, "env.num_envs", 1, 1 << 20, whole=True)),
         engine=engine,
         physics=physics,
-        window=window and physics == "physx",
+        window=window and screen and physics == "physx",
         device=pick_device(cfg),
         seed=seed_at(cfg, "seed"),
         dt=number(cfg, "sim.dt", 1e-4, 0.05),

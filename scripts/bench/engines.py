@@ -16,6 +16,7 @@ import sys
 import time
 
 from navrl.sim.engine import make_simulator
+from navrl.sim.isaac_check import IsaacMissing, check_isaac
 from navrl.sim.scene import generate_scene
 from navrl.sim.simulator import SimSettings
 from navrl.task.env import NavigationEnv, TaskSettings
@@ -56,6 +57,11 @@ def main() -> None:
     parser.add_argument("--physics", nargs="+", default=["ovphysx"], help="engines of Isaac Lab to set beside Warp")
     parser.add_argument("--one", nargs=3, metavar=("ENGINE", "DRONES", "DECIMATION"), help=argparse.SUPPRESS)
     options = parser.parse_args()
+    try:
+        for physics in options.physics:
+            check_isaac(physics)
+    except IsaacMissing as error:
+        sys.exit(f"error: {error}")
     if options.one:
         print(json.dumps(measure(options.one[0], int(options.one[1]), int(options.one[2]))))
         return

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import time
@@ -44,6 +45,25 @@ def test_train_stop_go_on_evaluate(tmp_path) -> None:
     for engine in ("isaac", "warp"):  # trained on one, flown on both
         done = run(f"policy={there / 'policy.pt'}", f"sim={engine}", *flown, cwd=tmp_path, script="eval", small=False)
         assert done.returncode == 0 and "borders-20-0" in done.stdout, done.stderr
+
+
+def test_navrls_policy_flies_as_on_warp(tmp_path) -> None:
+    """48 flights from the same starts: success within 6 points."""
+    published = ROOT / "third_party/navrl/navrl_checkpoint.pt"
+    success = {}
+    for engine in ("isaac", "warp"):
+        arguments = [f"policy={published}", f"sim={engine}", "eval.scenarios=[crossing-350-0]", "eval.episodes=48"]
+        done = run(
+            *arguments, "eval.picture=false", "hydra.run.dir=" + engine, cwd=tmp_path, script="eval", small=False
+        )
+        assert done.returncode == 0, done.stderr
+        success[engine] = json.loads((tmp_path / engine / "eval.json").read_text())["crossing-350-0"]["success"]
+    assert abs(success["isaac"] - success["warp"]) <= 0.06 and success["warp"] > 0.8, success
+
+
+def test_a_window_where_there_is_none(tmp_path) -> None:
+    done = run(*ISAAC, "headless=False", "max_frame_num=512", "eval_interval=0", cwd=tmp_path)
+    assert done.returncode == 0 and "Isaac Lab with ovphysx has no window" in done.stdout, done.stderr
 
 
 def test_a_run_can_change_engines(tmp_path) -> None:

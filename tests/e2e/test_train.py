@@ -214,7 +214,7 @@ def assert_same_run(one: Path, two: Path) -> None:
         assert_same(a[part], b[part], part)
     rows = []
     for run_dir in (one, two):
-        timeless = {"charts/SPS", "charts/minutes", "perf/memory_mb"}
+        timeless = {"charts/SPS", "charts/minutes", "perf/memory_mb", "perf/buffers_mb"}
         rows.append([{k: v for k, v in row.items() if k not in timeless} for row in read_rows(run_dir / "metrics.csv")])
     assert rows[0] == rows[1]
 

@@ -91,11 +91,10 @@ def test_obstacles_are_where_the_rule_says(isaac, scene) -> None:
     _, sim = pair(isaac, scene, 8, decimation=4)
     for _ in range(20):
         sim.step(torch.zeros(8, 3))
-    bodies = sim._obstacles.data.root_link_pose_w.torch
+    bodies, told = sim.obstacle_bodies(), sim.moving_position.transpose(1, 2)
     assert len(bodies) == int(scene.moving_count.sum())
-    told = (sim.moving_position.transpose(1, 2) + sim._origins[:, None]).reshape(-1, 3)
-    moved = (sim.moving_position.transpose(1, 2) - torch.tensor(scene.moving_origin)).norm(dim=-1)
-    assert (bodies[:, :3] - told).abs().max() < 1e-4 and moved.mean() > 0.5
+    moved = (told - torch.tensor(scene.moving_origin)).norm(dim=-1)
+    assert (bodies - told[sim.real_obstacles]).abs().max() < 1e-4 and moved.mean() > 0.5
 
 
 def test_a_body_left_alone_falls_to_the_ground_and_stays(isaac) -> None:
@@ -131,7 +130,23 @@ def test_one_world_a_process(isaac, scene) -> None:
     isaac[-1].step(torch.zeros(3, 3))
 
 
-def test_what_can_run_here(monkeypatch) -> None:
+def test_the_next_world_has_its_own_boxes(isaac) -> None:
+    at, yaw, first = torch.tensor([[0.0, -20.5, 1.0]]), torch.zeros(1), torch.zeros(1, dtype=torch.int32)
+    for seed in (1, 2):
+        warp, sim = pair(isaac, generate_scene(seed, 1, 900, 0), 1)
+        for one in (warp, sim):
+            one.reset(torch.tensor([0]), at, yaw, first)
+        assert (warp.lidar < 4.0).any() and (warp.lidar - sim.lidar).abs().max() < 1e-3
+        isaac.pop().close()
+
+
+def test_usd_is_not_loaded_before_isaac_sim_could_run() -> None:
+    """Kit brings its own USD, and aborts if another one is there already."""
+    program = "import sys, navrl.sim.isaac_engine; sys.exit('pxr' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", program]).returncode == 0
+
+
+def test_what_can_run_here() -> None:
     assert check_isaac("ovphysx") == ("ovphysx", "as asked for")
     if torch.cuda.is_available():
         pytest.skip("on a GPU box the answers are others")

@@ -36,11 +36,11 @@ def check_isaac(physics: str) -> tuple[str, str]:
         lacks = {"Isaac Sim (pip install 'isaaclab[isaacsim]==3.0.0')": not kit, "a GPU": not gpu}
         missing = " and ".join(name for name, lacking in lacks.items() if lacking)
         raise IsaacMissing(f"needs {missing}; set sim.physics=ovphysx, which runs anywhere, or see {GPU_BOX}")
+    why = "as asked for"
     if physics == "auto":
+        physics, why = "ovphysx", "no GPU" if kit else "Isaac Sim is not installed"
         if kit and gpu:
-            return "physx", "Isaac Sim and a GPU are here"
-        return "ovphysx", "no GPU" if kit else "Isaac Sim is not installed"
-    needs = {"ovphysx": "isaaclab_ov", "newton": "isaaclab_newton", "physx": "isaaclab_physx"}[physics]
-    if find_spec(needs) is None:
-        raise IsaacMissing(f"needs the package {needs}, which is not installed; run: {SETUP}")
-    return physics, "as asked for"
+            physics, why = "physx", "Isaac Sim and a GPU are here"
+    if physics in ("ovphysx", "newton") and find_spec(physics) is None:
+        raise IsaacMissing(f"needs the package {physics}, which is not installed; run: {SETUP}")
+    return physics, why

@@ -3,7 +3,8 @@
 Every map of the scene is a tile of one large world, and a drone flies in the tile of its map; everything outside this
 file sees map coordinates. Of the quirks of Isaac Lab 3.0 nothing leaves this file either: quaternions are x, y, z, w
 here and w, x, y, z at the seam; data are proxies; the sensor must be told of a reset; a CPU without CUDA driver has no
-pinned memory. Only one simulator of this kind can exist in a process at a time.
+pinned memory; USD (`pxr`) may be imported only once Isaac Sim runs, if it is to run. Only one simulator of this kind
+can exist in a process at a time.
 """
 
 from __future__ import annotations
@@ -41,7 +42,6 @@ try:
     from isaaclab.sensors.ray_caster.patterns import PatternBaseCfg
     from isaaclab.utils import configclass, instantiate
     from isaaclab_physx.sim.schemas import PhysxRigidBodyCfg
-    from pxr import Gf, Sdf, UsdGeom, UsdPhysics, Vt
 except Exception as error:  # a broken installation can fail in any way
     reason = str(error).strip().partition("\n")[0]
     fix = f"run: make clean-isaac, {SETUP}"
@@ -85,6 +85,8 @@ def terrain_mesh(scene: Scene, origins: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def add_terrain(stage: object, scene: Scene, origins: np.ndarray) -> None:
     """One mesh for PhysX to collide with and for the RayCaster to see."""
+    from pxr import UsdGeom, UsdPhysics, Vt
+
     points, triangles = terrain_mesh(scene, origins)
     UsdGeom.Xform.Define(stage, TERRAIN)
     mesh = UsdGeom.Mesh.Define(stage, f"{TERRAIN}/mesh")
@@ -100,6 +102,8 @@ def add_obstacles(stage: object, scene: Scene, origins: np.ndarray) -> int:
 
     Written below USD's own interface, which would take minutes for twenty thousand of them.
     """
+    from pxr import Gf, Sdf, UsdGeom
+
     UsdGeom.Xform.Define(stage, OBSTACLES)
     layer, types, number = stage.GetRootLayer(), Sdf.ValueTypeNames, 0
     schemas = Sdf.TokenListOp.Create(prependedItems=["PhysicsRigidBodyAPI"])
@@ -308,6 +312,11 @@ class IsaacSimulator(Engine):
     def __init__(self, scene: Scene, settings: SimSettings) -> None:
         if sim_utils.SimulationContext.instance() is not None:
             raise RuntimeError("only one Isaac simulator can exist in a process; close the one before")
+        cfg = sim_utils.SimulationCfg(
+            dt=settings.step_seconds, device=settings.device, gravity=(0.0, 0.0, -GRAVITY),
+            physics=physics_cfg(settings.physics), render_interval=settings.decimation,
+        )  # fmt: skip
+        start_runtime(cfg, settings.physics, settings.window, settings.device)
         n = settings.num_envs
         device = torch.device(settings.device)
         # The world's own numbers, x, y, z and x, y, z, w: subtracting a tile's origin and adding it again loses bits.
@@ -317,11 +326,6 @@ class IsaacSimulator(Engine):
         self._open = True
         origins = tile_origins(scene.num_maps, settings.lidar.range)
         self._origins = constant(origins, device)
-        cfg = sim_utils.SimulationCfg(
-            dt=settings.step_seconds, device=settings.device, gravity=(0.0, 0.0, -GRAVITY),
-            physics=physics_cfg(settings.physics), render_interval=settings.decimation,
-        )  # fmt: skip
-        start_runtime(cfg, settings.physics, settings.window, settings.device)
         self._isaac = sim_utils.SimulationContext(cfg)
         try:
             self._build(scene, origins)
@@ -389,27 +393,42 @@ class IsaacSimulator(Engine):
         self._put(torch.arange(self.settings.num_envs, device=self.device))
         self._move_bodies()
 
+    def obstacle_bodies(self) -> torch.Tensor | None:
+        """Where PhysX has the bodies of the moving obstacles, in map coordinates, map after map; None without any."""
+        if self._obstacles is None:
+            return None
+        owner = self.real_obstacles.nonzero()[:, 0]
+        return self._obstacles.data.root_link_pose_w.torch[:, :3] - self._origins[owner]
+
     def close(self) -> None:
         """Take the world down; another one can be built then."""
         if not self._open:
             return
+        from isaaclab.sensors.ray_caster.base_ray_caster import BaseRayCaster
+
         self._open = False
         self._drone = self._sensor = self._obstacles = self._interactive = None
         with contextlib.suppress(Exception):
             self._isaac.stop()
+        BaseRayCaster.meshes.clear()  # or the next world's beams might meet this one's boxes
         sim_utils.SimulationContext.clear_instance()
 
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _build(self, scene: Scene, origins: np.ndarray) -> None:
         settings, model = self.settings, MODELS[self.settings.drone]
+        from pxr import UsdGeom
+
         stage = self._isaac.stage
         UsdGeom.Xform.Define(stage, "/World")
         add_terrain(stage, scene, origins)
         # Newton takes no kinematic bodies outside of its environments; there obstacles are only counted, not seen.
         bodies = add_obstacles(stage, scene, origins) if settings.physics != "newton" else 0
         if settings.window:
-            sim_utils.DomeLightCfg(intensity=2000.0).func("/World/light", sim_utils.DomeLightCfg(intensity=2000.0))
+            light = sim_utils.DomeLightCfg(intensity=2000.0)
+            light.func("/World/light", light)
+            x, y, _ = origins[0].tolist()
+            self._isaac.set_camera_view((x, y - 45.0, 35.0), (x, y, 0.0))  # the first map
         physx = PhysxRigidBodyCfg(
             linear_damping=model.damping, angular_damping=model.damping, sleep_threshold=0.0,
             stabilization_threshold=0.0, enable_gyroscopic_forces=True,
@@ -437,11 +456,8 @@ class IsaacSimulator(Engine):
         n = settings.num_envs
         inertia = torch.diag(torch.tensor(model.inertia)).flatten().expand(n, 1, 9).contiguous().to(self.device)
         self._drone.set_inertias_index(inertias=inertia)
-        found = self._drone.data.body_mass.torch.view(-1)[0].item(), self._drone.data.body_inertia.torch.view(-1)[:9]
-        if abs(found[0] - model.mass) > 1e-6 or (found[1] - inertia[0, 0]).abs().max() > 1e-8:
-            raise RuntimeError(
-                f"{settings.physics} has given the drone mass {found[0]} and inertia {found[1].tolist()}"
-            )
+        if abs((mass := self._drone.data.body_mass.torch.view(-1)[0].item()) - model.mass) > 1e-6:
+            raise RuntimeError(f"{settings.physics} has given the drone a mass of {mass} kg")
 
         self._on = str(self.device)
         self._command, self._throttle = wp.from_torch(self.command, wp.vec3), wp.from_torch(self.throttle, wp.vec4)
@@ -460,7 +476,7 @@ class IsaacSimulator(Engine):
         ]  # fmt: skip
         # Where the obstacles that are no padding are, map after map as their bodies are.
         kinds = np.arange(scene.moving_size.shape[1])
-        self._real = torch.as_tensor(kinds < scene.moving_count[:, None]).to(self.device)  # (M, K)
+        self.real_obstacles = torch.as_tensor(kinds < scene.moving_count[:, None]).to(self.device)  # (M, K)
         self._body_pose = torch.zeros(bodies, 7, device=self.device)
         self._body_pose[:, 6] = 1.0
 
@@ -495,5 +511,5 @@ class IsaacSimulator(Engine):
         """Once an action: nothing in PhysX touches them, they are there to be seen."""
         if self._obstacles is not None:
             world = self.moving.position.transpose(1, 2) + self._origins[:, None]  # (M, K, 3)
-            self._body_pose[:, :3] = world[self._real]
+            self._body_pose[:, :3] = world[self.real_obstacles]
             self._obstacles.write_root_pose_to_sim_index(root_pose=self._body_pose)
