@@ -76,6 +76,8 @@ def main(cfg: DictConfig) -> None:
     )
     env = NavigationEnv(make_simulator(scene, sim_settings), task_settings)
     # Isaac holds one world a process, so evaluations on the way fly on Warp; scripts/eval.py sim=isaac flies on Isaac.
+    if sim_settings.engine == "isaac":
+        print("evaluations on the way fly on the warp engine: Isaac holds one world a process")
     evaluator = Evaluator(train.eval_maps, train.eval_seed, replace(sim_settings, engine="warp"), task_settings)
 
     # The learner, and what carries data to it.

@@ -131,12 +131,16 @@ def start_and_wait(*overrides: str, cwd: Path, until: str = "runs/*/*/metrics.cs
     return process
 
 
-def test_ctrl_c_leaves_a_policy_curves_and_a_picture(tmp_path) -> None:
-    process = start_and_wait("save_interval=0", "eval_interval=0", cwd=tmp_path)
+@pytest.mark.parametrize(
+    "modes", [[], ["use_pipelined_collector=true", "return_same_td=false", "rollout_save_interval=1"]]
+)
+def test_ctrl_c_leaves_a_policy_curves_and_a_picture(tmp_path, modes: list[str]) -> None:
+    process = start_and_wait("save_interval=0", "eval_interval=0", *modes, cwd=tmp_path)
     time.sleep(1.0)
     os.killpg(process.pid, signal.SIGINT)  # a terminal tells the whole group, wandb's helper too
+    began = time.monotonic()
     out, err = process.communicate(timeout=60)
-    assert process.returncode == 130, err
+    assert process.returncode == 130 and time.monotonic() - began < 10, err
     assert "stopped after" in out and "Traceback" not in err
     (run_dir,) = tmp_path.glob("runs/*/*")
     assert {"policy.pt", "curves.png", "flights-crossing-20-8.png"} <= {path.name for path in run_dir.iterdir()}
@@ -175,8 +179,9 @@ def test_a_run_directory_that_cannot_be_written(tmp_path) -> None:
     assert done.stderr.startswith("error: hydra.run.dir=file/run")
 
 
-def test_infinity_stops_the_run_and_can_be_replayed(tmp_path) -> None:
-    done = run("reward.progress=1e38", "logger=none", cwd=tmp_path)
+@pytest.mark.parametrize("mode", ["compress_rollout=none", "compress_rollout=lidar"])
+def test_infinity_stops_the_run_and_can_be_replayed(tmp_path, mode: str) -> None:
+    done = run("reward.progress=1e38", "logger=none", mode, cwd=tmp_path)
     assert done.returncode == 1
     (line,) = done.stderr.strip().splitlines()
     assert line.startswith("error: iteration ") and "is not finite" in line

@@ -16,7 +16,7 @@ pytest.importorskip("isaaclab", reason="Isaac Lab is not installed: make test-is
 
 from navrl.sim.engine import make_simulator
 from navrl.sim.isaac_check import IsaacMissing, check_isaac
-from navrl.sim.isaac_engine import IsaacSimulator, terrain_mesh, tile_origins
+from navrl.sim.isaac_engine import IsaacSimulator
 from navrl.sim.lidar import LidarSpec
 from navrl.sim.scene import Scene, generate_scene
 from navrl.sim.simulator import SimSettings
@@ -103,22 +103,6 @@ def test_a_body_left_alone_falls_to_the_ground_and_stays(isaac) -> None:
     for _ in range(300):
         sim.step(torch.tensor([[0.0, 0.0, -2.0]]).expand(2, 3))
     assert (sim.position[:, 2] > 0.04).all() and (sim.position[:, 2] < 0.06).all()
-
-
-def test_the_world_is_built_from_the_scene() -> None:
-    scene = generate_scene(2, 5, 60, 0)
-    origins = tile_origins(5, 4.0)
-    points, triangles = terrain_mesh(scene, origins)
-    assert len(triangles) == 10 * len(scene.boxes) + 2 * 5 and triangles.max() == len(points) - 1
-    gaps = np.abs(origins[:, None, :2] - origins[None, :, :2]).max(-1)
-    assert gaps[~np.eye(5, dtype=bool)].min() >= 54.0, "no beam reaches from one map to the next"
-    corners = points[triangles].astype(float)
-    normal = np.cross(corners[:, 1] - corners[:, 0], corners[:, 2] - corners[:, 0])
-    middle = np.array([(b[0] + b[2]) / 2 for b in scene.boxes]), np.array([(b[1] + b[3]) / 2 for b in scene.boxes])
-    owner = np.repeat(np.arange(5), np.diff(scene.box_offsets))
-    centre = np.stack([middle[0], middle[1], scene.boxes[:, 4] / 2], 1) + origins[owner]
-    outward = (normal[: 10 * len(centre)] * (corners.mean(1)[: 10 * len(centre)] - np.repeat(centre, 10, 0))).sum(1)
-    assert (outward > 0).all() and (normal[-10:, 2] > 0).all()
 
 
 def test_one_world_a_process(isaac, scene) -> None:
