@@ -481,6 +481,7 @@ def train_settings(cfg: DictConfig, sim: SimSettings) -> TrainSettings:
     )
     scenarios(cfg)
     _check_memory(settings, sim)
+    _look_for_neighbours(sim)
     return settings
 
 
@@ -513,6 +514,14 @@ def _rollout_interval(cfg: DictConfig) -> int:
 def _nearest_divisor(number_: int, wanted: int) -> int:
     divisors = {d for k in range(1, math.isqrt(number_) + 1) if number_ % k == 0 for d in (k, number_ // k)}
     return min(divisors, key=lambda d: abs(d - wanted))
+
+
+def _look_for_neighbours(sim: SimSettings) -> None:
+    """torch's threads wait for each other awake, which costs dearly where another program wants the same cores."""
+    if sim.device == "cpu" and "GOMP_SPINCOUNT" not in os.environ and psutil.cpu_percent(interval=0.2) > 50.0:
+        log.info(
+            "other programs keep this machine busy; GOMP_SPINCOUNT=5000 in the environment shares better with them"
+        )
 
 
 def _check_memory(settings: TrainSettings, sim: SimSettings) -> None:
