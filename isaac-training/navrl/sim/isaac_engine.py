@@ -258,8 +258,8 @@ class IsaacSimulator(Engine):
             self.close()
             raise
         everyone = torch.arange(n, device=device)
-        maps = (everyone % scene.num_maps).int()
-        self.reset(everyone, torch.tensor([0.0, -22.0, 2.0], device=device).expand(n, 3), self.lidar[:, 0, 0], maps)
+        somewhere = torch.tensor([0.0, -22.0, 2.0], device=device).expand(n, 3)
+        self.reset(everyone, somewhere, torch.zeros(n, device=device), (everyone % scene.num_maps).int())
 
     def reset(self, drones: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor) -> None:
         self.check_rows(drones, position, yaw, map_index)
@@ -341,9 +341,9 @@ class IsaacSimulator(Engine):
     # --- inside -------------------------------------------------------------------------------------------------
 
     def _build(self, scene: Scene, origins: np.ndarray) -> None:
-        settings, model = self.settings, MODELS[self.settings.drone]
         from pxr import UsdGeom
 
+        settings, model = self.settings, MODELS[self.settings.drone]
         stage = self._isaac.stage
         UsdGeom.Xform.Define(stage, "/World")
         add_terrain(stage, scene, origins)
