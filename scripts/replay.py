@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from tensordict import TensorDict
 
 from navrl import config
-from navrl.checkpoint.files import BadCheckpoint, load_checkpoint
+from navrl.io.files import BadCheckpoint, load_checkpoint
 from navrl.ppo.networks import ENCODERS, ActorCritic
 from navrl.ppo.ppo import PPO, HeldBatch, NotFinite, PlainRows
 

@@ -27,8 +27,8 @@ from omegaconf import DictConfig, OmegaConf
 from tensordict import TensorDictBase
 
 from navrl import config, resume
-from navrl.checkpoint.files import MANIFEST, DiskGuard, Written, write_checkpoint
-from navrl.checkpoint.run_files import states_of
+from navrl.io.files import MANIFEST, DiskGuard, Written, write_checkpoint
+from navrl.checkpoint.retention import states_of
 from navrl.checkpoint.saver import AsyncCheckpointSaver
 from navrl.checkpoint.stop import StopRequest
 from navrl.collect.batches import PrefetchedBatches, SerialBatches

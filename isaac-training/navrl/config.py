@@ -25,7 +25,7 @@ from hydra.errors import HydraException
 from omegaconf import DictConfig, ListConfig
 from omegaconf.errors import OmegaConfBaseException
 
-from navrl.checkpoint.run_files import Retention
+from navrl.checkpoint.retention import Retention
 from navrl.ppo.networks import ENCODERS
 from navrl.ppo.ppo import SCHEDULES, PPOSettings
 from navrl.sim.isaac_check import PHYSICS, IsaacMissing, check_isaac

@@ -35,10 +35,10 @@ from omegaconf import OmegaConf
 from update import CFG, Training
 
 from navrl import config, resume
-from navrl.checkpoint.files import MANIFEST, Written, load_checkpoint, write_checkpoint
-from navrl.checkpoint.run_files import Retention, RunFiles
+from navrl.io.files import MANIFEST, Written, load_checkpoint, write_checkpoint
+from navrl.checkpoint.retention import Retention, RunFiles
 from navrl.checkpoint.saver import AsyncCheckpointSaver
-from navrl.checkpoint.snapshot import tensors_of
+from navrl.io.snapshot import tensors_of
 from navrl.monitor.flights import RecentFlights
 from navrl.monitor.performance import PerformanceMonitor
 from navrl.ppo.policy_file import describe, policy_content

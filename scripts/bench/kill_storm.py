@@ -27,9 +27,9 @@ import torchrl.collectors  # noqa: F401 - imported once here, for all lives
 
 import navrl.resume
 import navrl.task.evaluation  # noqa: F401
-from navrl.checkpoint.files import BadCheckpoint, load_checkpoint
-from navrl.checkpoint.run_files import FOLDER, states_of
-from navrl.checkpoint.snapshot import tensors_of
+from navrl.io.files import BadCheckpoint, load_checkpoint
+from navrl.checkpoint.retention import FOLDER, states_of
+from navrl.io.snapshot import tensors_of
 
 TRAIN = Path(__file__).parents[1] / "train.py"
 SETTINGS = [

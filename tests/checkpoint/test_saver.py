@@ -12,7 +12,7 @@ import torch
 
 from navrl.checkpoint import saver as saver_module
 from navrl.checkpoint.saver import AsyncCheckpointSaver
-from navrl.checkpoint.snapshot import Live, Snapshot, tensors_of
+from navrl.io.snapshot import Live, Snapshot, tensors_of
 
 
 @pytest.fixture

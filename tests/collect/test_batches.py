@@ -13,7 +13,7 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
-from navrl.checkpoint.snapshot import tensors_of
+from navrl.io.snapshot import tensors_of
 from navrl.collect.batches import VERSION, PrefetchedBatches, SerialBatches, make_collector
 from navrl.ppo.networks import ActorCritic, FastEncoder, NavRLEncoder
 from navrl.ppo.ppo import PPO, PPOSettings

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from navrl.checkpoint.snapshot import tensors_of
+from navrl.io.snapshot import tensors_of
 from navrl.collect import packed
 from navrl.collect.batches import VERSION, PrefetchedBatches, SerialBatches
 from navrl.collect.packed import PackedRows, Packer

@@ -13,8 +13,8 @@ pytest.importorskip("isaaclab", reason="Isaac Lab is not installed: make test-is
 
 from test_train import ROOT, run, start
 
-from navrl.checkpoint.files import load_checkpoint
-from navrl.checkpoint.run_files import states_of
+from navrl.io.files import load_checkpoint
+from navrl.checkpoint.retention import states_of
 from navrl.monitor.metrics import read_rows
 
 ISAAC = ["sim=isaac", "logger=none"]

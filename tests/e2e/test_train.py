@@ -19,8 +19,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from navrl.checkpoint.files import BadCheckpoint, load_checkpoint, read_lines
-from navrl.checkpoint.run_files import states_of
+from navrl.io.files import BadCheckpoint, load_checkpoint, read_lines
+from navrl.checkpoint.retention import states_of
 from navrl.collect.batches import VERSION
 from navrl.collect.rollouts import RolloutStorage
 from navrl.monitor.metrics import read_rows

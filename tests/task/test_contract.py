@@ -15,7 +15,7 @@ from tensordict import TensorDict
 from torchrl.envs.utils import check_env_specs
 
 from conftest import EVERY_TERM
-from navrl.checkpoint.snapshot import tensors_of
+from navrl.io.snapshot import tensors_of
 from navrl.sim.engine import make_simulator
 from navrl.sim.scene import Scene, generate_scene
 from navrl.sim.simulator import SimSettings, Simulator

@@ -15,7 +15,7 @@ from torchrl.envs import EnvBase
 from torchrl.envs.utils import check_env_specs
 
 from conftest import EVERY_TERM
-from navrl.checkpoint.snapshot import tensors_of
+from navrl.io.snapshot import tensors_of
 from navrl.sim.scene import Scene, generate_scene
 from navrl.task.env import NavigationEnv
 from navrl.task.kernels import OUTCOMES, STATS, TERMS

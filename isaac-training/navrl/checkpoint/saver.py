@@ -11,8 +11,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from navrl.checkpoint.files import DiskGuard, Written, load_checkpoint, write_checkpoint
-from navrl.checkpoint.snapshot import Snapshot
+from navrl.io.files import DiskGuard, Written, load_checkpoint, write_checkpoint
+from navrl.io.snapshot import Snapshot
 
 log = logging.getLogger("navrl")
 

@@ -30,7 +30,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-from navrl.checkpoint.files import DiskGuard, append_line, sync_directory
+from navrl.io.files import DiskGuard, append_line, sync_directory
 
 log = logging.getLogger("navrl")
 

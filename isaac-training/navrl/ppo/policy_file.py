@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from navrl.checkpoint.files import load_checkpoint
+from navrl.io.files import load_checkpoint
 from navrl.ppo import navrl_format
 from navrl.ppo.networks import ENCODERS, ActorCritic
 

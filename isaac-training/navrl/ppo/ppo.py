@@ -11,7 +11,7 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from navrl.checkpoint.snapshot import Live
+from navrl.io.snapshot import Live
 from navrl.ppo import beta as beta_policy
 from navrl.ppo.networks import ACTIONS, ActorCritic
 from navrl.ppo.returns import ValueNorm, gae

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import torch
 import warp as wp
 
-from navrl.checkpoint.snapshot import Live
+from navrl.io.snapshot import Live
 from navrl.native.launch import Recorded, Team
 from navrl.native.runtime import FORWARD_ONLY, start_warp
 from navrl.sim.lidar import bucket_boxes

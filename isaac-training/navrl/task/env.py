@@ -12,7 +12,7 @@ from tensordict import TensorDict, TensorDictBase
 from torchrl.data import Binary, Bounded, Composite, Unbounded
 from torchrl.envs import EnvBase
 
-from navrl.checkpoint.snapshot import Live
+from navrl.io.snapshot import Live
 from navrl.native.launch import Recorded
 from navrl.sim.simulator import Simulator
 from navrl.task import kernels

@@ -6,8 +6,8 @@ import logging
 
 import pytest
 
-from navrl.checkpoint.files import MANIFEST, BadCheckpoint, write_checkpoint
-from navrl.checkpoint.run_files import Retention, RunFiles, newest_state, states_of
+from navrl.io.files import MANIFEST, BadCheckpoint, write_checkpoint
+from navrl.checkpoint.retention import Retention, RunFiles, newest_state, states_of
 
 
 def test_retention(tmp_path) -> None:

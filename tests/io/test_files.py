@@ -15,8 +15,8 @@ import lz4.frame
 import pytest
 import torch
 
-from navrl.checkpoint import files
-from navrl.checkpoint.files import BadCheckpoint, load_checkpoint, read_lines, write_checkpoint
+from navrl.io import files
+from navrl.io.files import BadCheckpoint, load_checkpoint, read_lines, write_checkpoint
 
 
 def content(seed: int = 0) -> dict:

@@ -16,9 +16,9 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
 from navrl import config
-from navrl.checkpoint.files import BadCheckpoint, checkpoint_path, load_checkpoint
-from navrl.checkpoint.run_files import FOLDER, RunFiles, newest_state, states_of
-from navrl.checkpoint.snapshot import Live
+from navrl.io.files import BadCheckpoint, checkpoint_path, load_checkpoint
+from navrl.checkpoint.retention import FOLDER, RunFiles, newest_state, states_of
+from navrl.io.snapshot import Live
 from navrl.config import ConfigError, TrainSettings
 from navrl.ppo.policy_file import FORMAT, TRAINING_STATE
 

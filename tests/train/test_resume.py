@@ -16,7 +16,7 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from navrl import resume
-from navrl.checkpoint.files import load_checkpoint, write_checkpoint
+from navrl.io.files import load_checkpoint, write_checkpoint
 from navrl.config import ConfigError
 from navrl.ppo.policy_file import TRAINING_STATE, load_policy
 

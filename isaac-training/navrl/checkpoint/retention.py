@@ -10,7 +10,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from navrl.checkpoint.files import MANIFEST, TEMPORARY, BadCheckpoint, load_checkpoint, read_lines
+from navrl.io.files import MANIFEST, TEMPORARY, BadCheckpoint, load_checkpoint, read_lines
 
 log = logging.getLogger("navrl")
 
