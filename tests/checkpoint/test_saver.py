@@ -24,7 +24,7 @@ def saver() -> AsyncCheckpointSaver:
 
 @pytest.fixture
 def slow_disk(monkeypatch) -> threading.Event:
-    """Writing waits until the event is set."""
+    """Block writing until the event is set."""
     go, write = threading.Event(), saver_module.write_checkpoint
 
     def waiting(*arguments):
@@ -43,7 +43,7 @@ def learner() -> tuple[torch.nn.Module, torch.optim.Optimizer]:
     return net, optimizer
 
 
-def test_what_is_saved_is_what_was_there_at_the_call(saver, slow_disk, tmp_path) -> None:
+def test_saves_the_state_at_the_time_of_the_call(saver, slow_disk, tmp_path) -> None:
     net, optimizer = learner()
     state = {"net": net.state_dict(), "optimizer": optimizer.state_dict(), "deep": [{"x": [torch.arange(5)]}], "n": 1}
     expected = {name: value.clone() for name, value in net.state_dict().items()}
@@ -60,7 +60,7 @@ def test_what_is_saved_is_what_was_there_at_the_call(saver, slow_disk, tmp_path)
     assert read["n"] == 1 and torch.equal(read["deep"][0]["x"][0], torch.arange(5))
 
 
-def test_when_the_queue_is_full_the_newest_periodic_save_wins(saver, slow_disk, tmp_path, caplog) -> None:
+def test_full_queue_keeps_the_newest_periodic_saves(saver, slow_disk, tmp_path, caplog) -> None:
     with caplog.at_level(logging.WARNING):
         for k in range(10):
             saver.save_async({"k": torch.tensor(k)}, tmp_path / f"{k}.pt", compress=False)
@@ -91,7 +91,7 @@ def test_final_saves_wait_and_are_never_dropped(saver, slow_disk, tmp_path) -> N
     assert saver.get_stats()["dropped"] == 1 and saver.get_stats()["saved"] == 5
 
 
-def test_shutdown_says_what_it_waits_for_and_can_give_up(slow_disk, tmp_path, caplog) -> None:
+def test_shutdown_logs_what_it_waits_for_and_can_time_out(slow_disk, tmp_path, caplog) -> None:
     saver = AsyncCheckpointSaver()
     saver.save_async({}, tmp_path / "x.pt")
     with caplog.at_level(logging.INFO):
@@ -101,7 +101,7 @@ def test_shutdown_says_what_it_waits_for_and_can_give_up(slow_disk, tmp_path, ca
     assert saver.shutdown(timeout=20)
 
 
-def test_failures_are_counted_told_once_and_survived(saver, tmp_path, caplog) -> None:
+def test_failures_are_counted_reported_once_and_survived(saver, tmp_path, caplog) -> None:
     with caplog.at_level(logging.WARNING):
         for k in range(3):
             (tmp_path / f"{k}.pt.lz4.tmp").mkdir()  # in the way
@@ -109,16 +109,16 @@ def test_failures_are_counted_told_once_and_survived(saver, tmp_path, caplog) ->
         saver.save_async({}, tmp_path / "good.pt", keep=True)
         assert saver.shutdown()
     assert saver.get_stats()["failed"] == 3 and saver.get_stats()["saved"] == 1 and saver.disk.failures == 3
-    assert len(caplog.records) == 1 and "training goes on" in caplog.text
+    assert len(caplog.records) == 1 and "training continues" in caplog.text
 
 
-def test_a_directory_that_vanishes_is_made_again_and_counted(saver, tmp_path) -> None:
+def test_vanished_directory_is_recreated_and_counted(saver, tmp_path) -> None:
     saver.save_async({"a": 1}, tmp_path / "gone" / "x.pt")
     assert saver.shutdown()
     assert saver.load_checkpoint(tmp_path / "gone" / "x.pt") == {"a": 1} and saver.disk.failures == 1
 
 
-def test_numbers_are_true(saver, tmp_path) -> None:
+def test_stats(saver, tmp_path) -> None:
     saver.save_async({"zeros": torch.zeros(100_000)}, tmp_path / "x.pt")
     saver.save_async({"zeros": torch.zeros(100_000)}, tmp_path / "y.pt", compress=False)
     assert saver.shutdown()
@@ -126,10 +126,10 @@ def test_numbers_are_true(saver, tmp_path) -> None:
     assert stats["saved"] == 2 and stats["queued"] == stats["failed"] == 0 and stats["seconds"] > 0
     assert stats["bytes"] == sum(path.stat().st_size for path in tmp_path.iterdir())
     packed = (tmp_path / "x.pt.lz4").stat().st_size
-    assert stats["ratio"] == packed / (stats["raw_bytes"] / 2) < 0.05, "of those that were to be packed"
+    assert stats["ratio"] == packed / (stats["raw_bytes"] / 2) < 0.05, "of compressed saves only"
 
 
-def test_memory_is_used_again(saver, tmp_path) -> None:
+def test_snapshots_are_reused(saver, tmp_path) -> None:
     for k in range(20):
         saver.save_async({"a": torch.full((1000,), k)}, tmp_path / "x.pt")
         while saver.get_stats()["queued"]:
@@ -137,7 +137,7 @@ def test_memory_is_used_again(saver, tmp_path) -> None:
     assert len(saver._free) == 1
 
 
-def test_a_snapshot_uses_its_memory_again_where_it_fits() -> None:
+def test_snapshot_reuses_its_memory_where_it_fits() -> None:
     snapshot = Snapshot()
     tensors = [torch.ones(3), torch.ones(2, 2, dtype=torch.int32)]
     snapshot.take({"a": tensors})
@@ -147,7 +147,7 @@ def test_a_snapshot_uses_its_memory_again_where_it_fits() -> None:
     assert snapshot.content["a"][1] is not second and snapshot.content["b"] is not first
 
 
-def test_live_tensors_are_looked_up_once_and_copied_every_time() -> None:
+def test_live_tensors_are_traversed_once_and_copied_every_time() -> None:
     live = Live({"x": torch.zeros(3), "list": [torch.zeros(2, dtype=torch.bfloat16)]})
     snapshot = Snapshot()
     for k in range(3):
@@ -161,6 +161,6 @@ def test_live_tensors_are_looked_up_once_and_copied_every_time() -> None:
 
 
 @pytest.mark.parametrize("value", [np.float64(1.0), np.zeros(3), {1, 2}, torch.nn.Linear(1, 1), torch.__version__])
-def test_what_a_file_could_not_hold_is_refused_at_the_call(saver, tmp_path, value: object) -> None:
+def test_unsupported_values_are_rejected_at_the_call(saver, tmp_path, value: object) -> None:
     with pytest.raises(TypeError, match="a checkpoint holds tensors and plain values, not a "):
         saver.save_async({"a": [1, value]}, tmp_path / "x.pt")

@@ -1,4 +1,4 @@
-"""What was flown comes back bit for bit, wholly or in part, and damage stays where it is."""
+"""Rollouts are read back bit for bit, whole or in part, and damage stays local."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ DRONES, STEPS = 64, 12
 
 @pytest.fixture
 def batches(make_env, scene) -> list[TensorDictBase]:
-    """Three real batches, with flights that end in them."""
+    """Three real batches with flights that end within them."""
     torch.manual_seed(0)
     ppo = PPO(ActorCritic(FastEncoder((36, 4), 4.0), 2.0), PPOSettings(minibatches=2), seed=5)
     env = make_env(scene, DRONES, decimation=4, task={"max_episode_length": 60})
@@ -44,7 +44,7 @@ def archive(batches, tmp_path) -> Path:
     return tmp_path / "rollouts"
 
 
-def test_everything_comes_back(archive, batches) -> None:
+def test_round_trip(archive, batches) -> None:
     storage = RolloutStorage(archive)
     assert len(storage) == 3 and [line["iteration"] for line in storage.lines] == [0, 1, 2]
     for number, batch in enumerate(batches):
@@ -54,10 +54,10 @@ def test_everything_comes_back(archive, batches) -> None:
             assert torch.equal(read[key], batch[key]) and read[key].dtype == batch[key].dtype, key
     assert (storage[-1][VERSION] == batches[-1][VERSION]).all()
     line = storage.lines[0]
-    assert line["bytes"] < 0.4 * line["raw_bytes"], "most of it is told by the rest"
+    assert line["bytes"] < 0.4 * line["raw_bytes"], "most of it is redundant"
 
 
-def test_parts_come_back(archive, batches) -> None:
+def test_partial_read(archive, batches) -> None:
     storage = RolloutStorage(archive, threads=1)
     keys = ["next/agents/observation/state", "agents/action"]
     read = storage.read(1, drones=[39, 3, 3], keys=keys)
@@ -69,7 +69,7 @@ def test_parts_come_back(archive, batches) -> None:
         storage.read(0, keys=["nothing"])
 
 
-def test_only_the_blocks_that_are_needed_are_read(archive, monkeypatch) -> None:
+def test_only_the_needed_blocks_are_read(archive, monkeypatch) -> None:
     storage, taken, pread = RolloutStorage(archive), [], os.pread
     assert storage._header(0).fields["agents/observation/lidar"].group < DRONES
     storage.find_episode(0)
@@ -94,14 +94,14 @@ def test_frames_and_episodes_are_found(archive, batches) -> None:
                 if done[step] or step == STEPS - 1:
                     expected.append((rollout, drone, begin, step + 1 - begin))
                     begin = step + 1
-    assert len(expected) > 3 * DRONES, "some flights ended on the way"
+    assert len(expected) > 3 * DRONES, "some flights ended within a rollout"
     assert [storage.find_episode(k) for k in range(storage.num_episodes)] == expected
     rollout, drone, begin, length = expected[-3]
     read = storage.episode(len(expected) - 3, ["agents/action"])["agents", "action"]
     assert torch.equal(read, batches[rollout]["agents", "action"][drone, begin : begin + length])
 
 
-def test_a_replay_buffer_in_one_call(archive, batches) -> None:
+def test_replay_buffer(archive, batches) -> None:
     buffer = RolloutStorage(archive).replay_buffer(["agents/action", "next/agents/reward"], batch_size=32)
     assert len(buffer) == 3 * DRONES * STEPS
     sample = buffer.sample()
@@ -109,7 +109,7 @@ def test_a_replay_buffer_in_one_call(archive, batches) -> None:
     assert torch.equal(buffer[:]["agents", "action"], torch.cat([b["agents", "action"].flatten(0, 1) for b in batches]))
 
 
-def test_many_readers_at_once(archive, batches) -> None:
+def test_concurrent_readers(archive, batches) -> None:
     storage = RolloutStorage(archive)
     with ThreadPoolExecutor(8) as pool:
         read = [*pool.map(lambda k: storage.read(k % 3, [k % DRONES], ["agents/action"]), range(60))]
@@ -117,8 +117,8 @@ def test_many_readers_at_once(archive, batches) -> None:
         assert torch.equal(part["agents", "action"][0], batches[k % 3]["agents", "action"][k % DRONES])
 
 
-def test_damage_is_named_and_harms_nothing_else(archive, batches) -> None:
-    """500 bytes changed or cuts, one after the other: what can be read is right."""
+def test_damage_is_reported_and_stays_local(archive, batches) -> None:
+    """500 byte changes or truncations, one at a time: whatever can be read is correct."""
     path, rng = archive / DATA, random.Random(0)
     good, storage = path.read_bytes(), RolloutStorage(archive)
     begins = [line["offset"] for line in storage.lines]
@@ -144,8 +144,8 @@ def test_damage_is_named_and_harms_nothing_else(archive, batches) -> None:
         file.write(good)
 
 
-def test_damage_in_the_index_is_mended(archive, batches, caplog) -> None:
-    """300 bytes changed or cuts, and no index at all: every rollout is still found, and damage is told of."""
+def test_damaged_index_is_rebuilt(archive, batches, caplog) -> None:
+    """300 byte changes or truncations, and a missing index: every rollout is still found, and damage is reported."""
     path, rng = archive / INDEX, random.Random(1)
     good, lines = path.read_bytes(), RolloutStorage(archive).lines
     for attempt in range(300):
@@ -155,14 +155,14 @@ def test_damage_in_the_index_is_mended(archive, batches, caplog) -> None:
             bad[place] ^= rng.randrange(1, 256)
         path.write_bytes(bad)
         assert RolloutStorage(archive).lines == lines
-    assert "found again" in caplog.text
+    assert "were recovered" in caplog.text
     path.unlink()
     storage = RolloutStorage(archive)
     assert storage.lines == lines and torch.equal(storage[2]["value"], batches[2]["value"])
 
 
-def test_going_on_drops_what_will_be_flown_again(archive, batches) -> None:
-    """Going on from the state after iteration 1: the rollout of iteration 2 is of a future that did not happen."""
+def test_resuming_drops_rollouts_that_will_be_repeated(archive, batches) -> None:
+    """Resuming from the state after iteration 1 replaces the rollout of iteration 2."""
     writer = RolloutArchive(archive, iteration=1)
     writer.append(batches[0], {"iteration": 2})
     writer.shutdown()
@@ -171,7 +171,7 @@ def test_going_on_drops_what_will_be_flown_again(archive, batches) -> None:
     assert torch.equal(storage[2]["value"], batches[0]["value"])
 
 
-def test_a_replay_buffer_leaves_out_what_is_damaged(archive, caplog) -> None:
+def test_replay_buffer_skips_damaged_rollouts(archive, caplog) -> None:
     lines = RolloutStorage(archive).lines
     data = bytearray((archive / DATA).read_bytes())
     data[lines[1]["offset"] + lines[1]["bytes"] // 2] ^= 1
@@ -181,11 +181,11 @@ def test_a_replay_buffer_leaves_out_what_is_damaged(archive, caplog) -> None:
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
-def test_a_full_disk_under_the_archive(batches, tmp_path) -> None:
+def test_full_disk(batches, tmp_path) -> None:
     disk = tmp_path / "disk"
     disk.mkdir()
     if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=1m", "tmpfs", str(disk)], capture_output=True).returncode:
-        pytest.skip("this machine allows no mount")
+        pytest.skip("mounting is not allowed on this machine")
     try:
         writer = RolloutArchive(disk, waiting=50)
         for number in range(20):
@@ -195,12 +195,12 @@ def test_a_full_disk_under_the_archive(batches, tmp_path) -> None:
         assert 0 < len(storage) == writer.stats["stored"] < 20 and writer.stats["failed"] == 20 - len(storage)
         for number in range(len(storage)):
             assert torch.equal(storage[number]["value"], batches[number % 3]["value"])
-        assert (disk / DATA).stat().st_size == sum(line["bytes"] for line in storage.lines), "no torn record stays"
+        assert (disk / DATA).stat().st_size == sum(line["bytes"] for line in storage.lines), "no partial record remains"
     finally:
         subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
-def test_what_a_crash_leaves_is_passed_over(archive, batches) -> None:
+def test_remains_of_a_crash_are_skipped(archive, batches) -> None:
     with (archive / DATA).open("ab") as file:
         file.write(b"half a record")
     with (archive / INDEX).open("a") as file:
@@ -215,7 +215,7 @@ def test_what_a_crash_leaves_is_passed_over(archive, batches) -> None:
 
 
 def test_killed_while_writing(batches, tmp_path) -> None:
-    """SIGKILL at random moments of appending: everything with a line is whole."""
+    """SIGKILL at different moments of appending: every indexed rollout is complete."""
     batch = tmp_path / "batch.pt"
     torch.save(batches[0].to_dict(), batch)
     program = (
@@ -239,7 +239,7 @@ def test_killed_while_writing(batches, tmp_path) -> None:
             assert torch.equal(storage[number]["value"], batches[0]["value"])
 
 
-def test_a_disk_that_fails_and_one_that_is_slow(batches, tmp_path, monkeypatch, caplog) -> None:
+def test_failing_disk_and_slow_disk(batches, tmp_path, monkeypatch, caplog) -> None:
     writer = RolloutArchive(tmp_path / "rollouts", waiting=1)
     (tmp_path / "rollouts" / DATA).mkdir()  # in the way
     with caplog.at_level(logging.WARNING):
@@ -259,6 +259,6 @@ def test_a_disk_that_fails_and_one_that_is_slow(batches, tmp_path, monkeypatch, 
     assert slow.stats["left_out"] >= 3 and slow.stats["stored"] + slow.stats["left_out"] == 6
 
 
-def test_nothing_there(tmp_path) -> None:
+def test_missing_archive(tmp_path) -> None:
     with pytest.raises(BadRollout, match="rollout_save_interval"):
         RolloutStorage(tmp_path)

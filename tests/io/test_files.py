@@ -1,4 +1,4 @@
-"""Files are whole or absent, damage is named, and nothing in a file is ever run."""
+"""Files are complete or absent, damage is reported, and nothing in a file is ever executed."""
 
 from __future__ import annotations
 
@@ -47,18 +47,18 @@ def test_round_trip(tmp_path, level: int | None) -> None:
     assert line["raw_bytes"] >= 8 * 40 * 50 * 4
 
 
-def test_other_tools_open_it(tmp_path) -> None:
+def test_other_tools_can_open_it(tmp_path) -> None:
     write_checkpoint(tmp_path / "x.pt", content(), 0)
     packed = (tmp_path / "x.pt.lz4").read_bytes()
     assert same(torch.load(io.BytesIO(lz4.frame.decompress(packed)), weights_only=True), content())
     try:
         subprocess.run(["lz4", "-dq", "x.pt.lz4", "y.pt"], cwd=tmp_path, check=True)
     except FileNotFoundError:
-        pytest.skip("no lz4 command here")
+        pytest.skip("the lz4 command is not installed")
     assert same(torch.load(tmp_path / "y.pt", weights_only=True), content())
 
 
-def test_saved_in_the_other_form_the_old_one_goes(tmp_path) -> None:
+def test_saving_in_the_other_form_removes_the_old_file(tmp_path) -> None:
     write_checkpoint(tmp_path / "x.pt", content(1), 0)
     write_checkpoint(tmp_path / "x.pt", content(2))
     assert [path.name for path in tmp_path.iterdir()] == ["x.pt"]
@@ -66,8 +66,8 @@ def test_saved_in_the_other_form_the_old_one_goes(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("level", [None, 0])
-def test_every_corruption_is_found_or_harmless(tmp_path, level: int | None) -> None:
-    """1000 single bytes changed and 250 cuts of each form."""
+def test_every_corruption_is_detected_or_harmless(tmp_path, level: int | None) -> None:
+    """1000 single-byte changes and 250 truncations of each form."""
     write_checkpoint(tmp_path / "x.pt", content(), level)
     (path,) = tmp_path.iterdir()
     good, rng, harmless = path.read_bytes(), random.Random(level), 0
@@ -89,7 +89,7 @@ def test_every_corruption_is_found_or_harmless(tmp_path, level: int | None) -> N
     assert harmless < (400 if level is None else 1), harmless  # torch's files have padding, a frame has none
 
 
-def test_something_added_is_found(tmp_path) -> None:
+def test_appended_bytes_are_detected(tmp_path) -> None:
     write_checkpoint(tmp_path / "x.pt", content(), 0)
     with (tmp_path / "x.pt.lz4").open("ab") as file:
         file.write(b"more")
@@ -98,7 +98,7 @@ def test_something_added_is_found(tmp_path) -> None:
 
 
 class Bomb:
-    """Pickled, it makes a file when it is loaded."""
+    """Creates a directory when it is unpickled."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -108,7 +108,7 @@ class Bomb:
 
 
 def hostile(tmp_path: Path) -> dict[str, tuple[Path, str]]:
-    """Files that are not ours, and words of the line they must give."""
+    """Foreign and malicious files, and part of the error message each must give."""
     path = {
         name: tmp_path / name for name in ("bomb.pt", "raw.pkl", "packed.pt.lz4", "zip.pt", "lz4.pt.lz4", "rows.pt")
     }
@@ -126,7 +126,7 @@ def hostile(tmp_path: Path) -> dict[str, tuple[Path, str]]:
         "pickle bomb": (path["bomb.pt"], "asks to run posix.mkdir"),
         "raw pickle": (path["raw.pkl"], "not a checkpoint"),
         "packed pickle bomb": (path["packed.pt.lz4"], "asks to run posix.mkdir"),
-        "zip bomb": (path["zip.pt"], "unpacks to something else"),
+        "zip bomb": (path["zip.pt"], "compressed or overlapping entries"),
         "lz4 bomb": (path["lz4.pt.lz4"], "unpacks to more than"),
         "a list": (path["rows.pt"], "holds a list"),
         "empty": (tmp_path / "empty.pt", "is empty"),
@@ -137,11 +137,11 @@ def hostile(tmp_path: Path) -> dict[str, tuple[Path, str]]:
     }
 
 
-def test_foreign_and_hostile_files_cost_one_line(tmp_path, monkeypatch) -> None:
+def test_foreign_and_malicious_files_give_one_line_errors(tmp_path, monkeypatch) -> None:
     class Little:
         available = 100_000_000
 
-    monkeypatch.setattr(files.psutil, "virtual_memory", Little)  # so that a small bomb is one
+    monkeypatch.setattr(files.psutil, "virtual_memory", Little)  # so that a small bomb is large enough
     for name, (path, words) in hostile(tmp_path).items():
         with pytest.raises(BadCheckpoint) as caught:
             load_checkpoint(path)
@@ -150,7 +150,7 @@ def test_foreign_and_hostile_files_cost_one_line(tmp_path, monkeypatch) -> None:
     assert not (tmp_path / "exploded").exists()
 
 
-def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch) -> None:
+def test_failed_write_leaves_the_old_file(tmp_path, monkeypatch) -> None:
     write_checkpoint(tmp_path / "x.pt", content(1), 0)
     before = (tmp_path / "x.pt.lz4").read_bytes()
 
@@ -169,7 +169,7 @@ def test_a_write_that_fails_leaves_the_old_file(tmp_path, monkeypatch) -> None:
         assert (tmp_path / "x.pt.lz4").read_bytes() == before
 
 
-def test_torn_manifest_lines_do_no_harm(tmp_path) -> None:
+def test_truncated_manifest_lines_are_skipped(tmp_path) -> None:
     manifest = tmp_path / "manifest.jsonl"
     files.append_line(manifest, {"file": "a"})
     with manifest.open("a") as file:

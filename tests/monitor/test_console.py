@@ -20,7 +20,7 @@ def show(terminal: bool) -> str:
     return out.getvalue()
 
 
-def test_panel_and_plain_lines_say_the_same() -> None:
+def test_panel_and_plain_lines_show_the_same() -> None:
     for text in (show(terminal=True), show(terminal=False)):
         for words in ("1.0 of 2.0 M frames", "frames/s", "0:33 left", "success 50", "update 70 %"):
             assert words in text.replace("\x1b[1m", "").replace("\x1b[0m", ""), words

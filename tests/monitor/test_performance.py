@@ -1,4 +1,4 @@
-"""Timers nest, add up, go on, and can be looked at in Perfetto."""
+"""Timers nest, add up, survive a resume, and write traces for Perfetto."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def test_window() -> None:
     assert monitor.get_stats(window=2)["a"]["max"] < 0.05 <= monitor.get_stats()["a"]["max"]
 
 
-def test_an_error_inside_leaves_the_tree_as_it_was() -> None:
+def test_exception_leaves_the_timer_tree_intact() -> None:
     monitor = PerformanceMonitor()
     with pytest.raises(ZeroDivisionError), monitor.timer("a"), monitor.timer("b"):
         1 / 0  # noqa: B018
@@ -68,7 +68,7 @@ def test_watched_methods_and_other_threads() -> None:
     assert set(monitor.get_stats()) == {"main", "main/working", "other/thread", "other/thread/working"}
 
 
-def test_counting_goes_on() -> None:
+def test_counting_continues_after_a_resume() -> None:
     first, second = PerformanceMonitor(), PerformanceMonitor()
     for _ in range(2):
         with first.timer("a"), first.timer("b"):
@@ -80,7 +80,7 @@ def test_counting_goes_on() -> None:
     assert second.shares()["a"] > 0
 
 
-def test_trace_is_what_perfetto_reads(tmp_path) -> None:
+def test_trace_format_for_perfetto(tmp_path) -> None:
     monitor = PerformanceMonitor(trace=tmp_path / "trace.json")
     for _ in range(2):
         with monitor.timer("outer"), monitor.timer("inner"):
@@ -94,7 +94,7 @@ def test_trace_is_what_perfetto_reads(tmp_path) -> None:
     assert all(event["ph"] == "X" and event["tid"] and event["pid"] for event in events)
 
 
-def test_memory_that_grows_steadily_is_told_once(monkeypatch, caplog) -> None:
+def test_steady_memory_growth_is_reported_once(monkeypatch, caplog) -> None:
     monitor, size = PerformanceMonitor(), [1e9]
 
     class Info:
@@ -107,13 +107,13 @@ def test_memory_that_grows_steadily_is_told_once(monkeypatch, caplog) -> None:
         for growth in ([0.0] * 10, [1e6, -1e6] * 5, [20e6] * (GROWTH_WINDOWS + 3)):
             for step in growth:
                 size[0] += step
-                told = monitor.memory(buffers=2_000_000)
-                assert told["perf/memory_mb"] == size[0] / 1e6 and told["perf/buffers_mb"] == 2.0
+                memory = monitor.memory(buffers=2_000_000)
+                assert memory["perf/memory_mb"] == size[0] / 1e6 and memory["perf/buffers_mb"] == 2.0
                 monitor.end_window()
     assert len(caplog.records) == 1 and "memory grows steadily: 100 MB" in caplog.text
 
 
-def test_what_loggers_get() -> None:
+def test_metrics_for_loggers() -> None:
     monitor = PerformanceMonitor()
     with monitor.timer("a"):
         pass

@@ -1,4 +1,4 @@
-"""Sharing drones out over threads."""
+"""Splitting launches across threads."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def test_arguments_and_size_can_change() -> None:
     assert out.view(-1).tolist() == [3] * 3 + [1] * 7
 
 
-def test_without_torchs_openmp_one_thread_flies(monkeypatch, make_sim, scene) -> None:
+def test_single_thread_without_torchs_openmp(monkeypatch, make_sim, scene) -> None:
     monkeypatch.setattr(launch, "_openmp", lambda: None)
     sim = make_sim(scene, 200, threads=2)
     assert sim.team.size == 1

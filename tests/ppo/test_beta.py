@@ -35,4 +35,4 @@ def test_samples_have_the_right_moments_and_follow_the_seed() -> None:
     assert torch.allclose(drawn.mean(0), known.mean, atol=3e-3)
     assert torch.allclose(drawn.var(0), known.variance, atol=3e-3)
     assert torch.equal(drawn, beta.sample(alpha, b, torch.Generator().manual_seed(1)))
-    assert drawn.min() > 0 and drawn.max() < 1, "the logarithm of both ends is finite"
+    assert drawn.min() > 0 and drawn.max() < 1, "log x and log(1 - x) are finite"

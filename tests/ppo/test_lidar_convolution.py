@@ -1,4 +1,4 @@
-"""The fused convolutions give what `nn.Conv2d` and ELU give, values and gradients."""
+"""The fused convolutions match `nn.Conv2d` and ELU in values and gradients."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ def test_values_and_gradients(batch: int) -> None:
     encoder = NavRLEncoder()
     layers = encoder.convolutions
     assert supports(layers)
-    wide = torch.randn(batch, 202) * 2.0  # rows of a larger matrix, as the learner has them
+    wide = torch.randn(batch, 202) * 2.0  # rows of a larger matrix, as in training
     images = wide[:, :144]
     weight = torch.randn(batch, 288)
     parameters = [p for layer in layers for p in layer.parameters()]
@@ -31,7 +31,7 @@ def test_values_and_gradients(batch: int) -> None:
         assert torch.allclose(a.double() / b.abs().max(), b / b.abs().max(), atol=1e-5)
 
 
-def test_the_whole_encoder_with_and_without() -> None:
+def test_encoder_with_and_without_fused_convolutions() -> None:
     torch.manual_seed(0)
     encoder = NavRLEncoder()
     rows = encoder.prepare(torch.randn(64, 8), 4 * torch.rand(64, 1, 36, 4), torch.randn(64, 1, 5, 10))
@@ -41,7 +41,7 @@ def test_the_whole_encoder_with_and_without() -> None:
 
 
 def test_elu_over_its_whole_range() -> None:
-    """A kernel of one weight makes the convolution the identity on its first channel."""
+    """A kernel with a single weight makes the convolution the identity on its first channel."""
     encoder = NavRLEncoder()
     with torch.no_grad():
         for layer in encoder.convolutions:
@@ -55,12 +55,12 @@ def test_elu_over_its_whole_range() -> None:
     assert torch.allclose(seen.double(), expected, atol=1e-6)
 
 
-def test_asked_for_the_first_time_while_acting() -> None:
+def test_first_use_under_no_grad() -> None:
     _builds.cache_clear()
     with torch.no_grad():
         assert supports(NavRLEncoder().convolutions)
 
 
-def test_only_what_it_knows() -> None:
+def test_unsupported_layers() -> None:
     assert not supports(NavRLEncoder().double().convolutions)
     assert not supports(NavRLEncoder().convolutions[:2])

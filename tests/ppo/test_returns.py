@@ -1,4 +1,4 @@
-"""Advantages by hand, and the value normaliser by its definition."""
+"""Advantages against a worked example, and the value normaliser against its definition."""
 
 from __future__ import annotations
 
@@ -7,13 +7,13 @@ import torch
 from navrl.ppo.returns import ValueNorm, gae
 
 
-def test_trace_worked_by_hand() -> None:
+def test_gae_worked_example() -> None:
     """Five steps of one drone: a termination after the second, a truncation after the fourth. gamma .5, lambda .5.
 
     step            0     1     2     3     4
     reward          1     2     3     4     5
     value           10    20    30    40    50
-    value of next   20    -     40    8     60     8: where the time ran out, before the reset
+    value of next   20    -     40    8     60     8: at the time limit, before the reset
     delta           1+10-10   2-20   3+20-30   4+4-40   5+30-50
                     = 1   = -18   = -7   = -32  = -15
     advantage       1 - 18/4   -18   -7 - 32/4   -32   -15
@@ -21,7 +21,7 @@ def test_trace_worked_by_hand() -> None:
     """
     reward = torch.tensor([[1.0], [2.0], [3.0], [4.0], [5.0]])
     value = torch.tensor([[10.0], [20.0], [30.0], [40.0], [50.0]])
-    next_value = torch.tensor([[20.0], [999.0], [40.0], [8.0], [60.0]])  # 999 must not be looked at
+    next_value = torch.tensor([[20.0], [999.0], [40.0], [8.0], [60.0]])  # 999 must not be used
     terminated = torch.tensor([[False], [True], [False], [False], [False]])
     done = torch.tensor([[False], [True], [False], [True], [False]])
     advantage, returns = gae(reward, value, next_value, done, terminated, gamma=0.5, lam=0.5)
@@ -42,7 +42,7 @@ def test_lambda_one_is_the_discounted_return() -> None:
     assert torch.allclose(advantage, returns - value)
 
 
-def test_value_norm_by_definition() -> None:
+def test_value_norm_matches_its_definition() -> None:
     torch.manual_seed(0)
     norm, beta = ValueNorm(beta=0.9), 0.9
     mean = square = weight = 0.0

@@ -1,4 +1,4 @@
-"""Which physics is taken, and what is said when none can run. The answers follow from what is installed, told here."""
+"""Which physics is selected, and the error when none can run, for simulated installations."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ ALL = ("isaaclab", "ovphysx", "newton")
 
 @pytest.fixture
 def machine(monkeypatch):
-    """A machine with these packages, this release of Isaac Lab, and a GPU or none."""
+    """Simulate a machine with these packages, this release of Isaac Lab, and a GPU or none."""
 
     def describe(*packages: str, release: str = "3.0.0", gpu: bool = False) -> None:
         def find(name: str) -> SimpleNamespace | None:
             if name == "isaacsim" and "isaacsim" not in packages:
-                return SimpleNamespace(origin=None)  # the bare name, which a package of Isaac Lab's brings
+                return SimpleNamespace(origin=None)  # the empty namespace an Isaac Lab package leaves behind
             return SimpleNamespace(origin=f"{name}/__init__.py") if name in packages else None
 
         monkeypatch.setattr(isaac_check, "find_spec", find)
@@ -57,7 +57,7 @@ def test_auto(machine) -> None:
         ((*ALL, "isaacsim"), "3.0.0", False, "physx", "needs a GPU; set sim.physics=ovphysx"),
     ],
 )
-def test_what_is_missing_is_named_with_the_remedy(machine, packages, release, gpu, physics, words) -> None:
+def test_error_names_what_is_missing_and_the_fix(machine, packages, release, gpu, physics, words) -> None:
     machine(*packages, release=release, gpu=gpu)
     with pytest.raises(IsaacMissing) as caught:
         check_isaac(physics)

@@ -1,4 +1,4 @@
-"""Isaac Lab's physics and RayCaster against Warp's, and the quirks that must not leave the engine. make test-isaac"""
+"""Isaac Lab's physics and RayCaster against Warp's, and quirks the engine must hide. Run with: make test-isaac"""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ import parity
 
 @pytest.fixture
 def isaac() -> Iterator[list[IsaacSimulator]]:
-    """Simulators to be closed when the test ends."""
+    """Collect simulators that are closed when the test ends."""
     made: list[IsaacSimulator] = []
     yield made
     for sim in made:
@@ -53,7 +53,7 @@ def test_parity() -> None:
 
 
 def test_parity_with_newton(tmp_path) -> None:
-    """In a process of its own: engines of Isaac Lab do not share one."""
+    """Runs in a separate process: physics engines of Isaac Lab cannot share one."""
     script = Path(__file__).parents[2] / "scripts/parity.py"
     command = [sys.executable, str(script), "--physics", "newton", "--drones", "12", "--maps", "2"]
     done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=400)
@@ -63,8 +63,8 @@ def test_parity_with_newton(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("spec", [LidarSpec(), LidarSpec(range=10.0, vfov=(-30.0, 30.0), vbeams=5, hres=20.0)])
-def test_the_raycaster_sees_what_warp_sees(isaac, spec: LidarSpec) -> None:
-    """Any yaw, any map, more than ten drones (whose sensors are numbered in another order)."""
+def test_raycaster_matches_warp_lidar(isaac, spec: LidarSpec) -> None:
+    """Any yaw, any map, more than ten drones (whose sensors are numbered in a different order)."""
     scene = generate_scene(5, 9, 350, 0)
     n = 150
     warp, sim = pair(isaac, scene, n, lidar=spec)
@@ -72,11 +72,11 @@ def test_the_raycaster_sees_what_warp_sees(isaac, spec: LidarSpec) -> None:
     at = torch.tensor(np.column_stack([rng.uniform(-23, 23, (n, 2)), rng.uniform(0.3, 3.9, n)])).float()
     for one in (warp, sim):
         one.reset(torch.arange(n), at, torch.linspace(-3.1, 3.1, n), torch.arange(n, dtype=torch.int32) % 9)
-    outside = warp.lidar.flatten(1).amin(1) > 0.0  # inside a box Warp says 0, a mesh has no inside
+    outside = warp.lidar.flatten(1).amin(1) > 0.0  # inside a box Warp reports 0; a mesh has no inside
     difference = (warp.lidar - sim.lidar)[outside].abs()
     assert outside.float().mean() > 0.8 and (difference > 1e-3).float().mean() < 1e-4
     assert (warp.lidar < spec.range).float().mean() > 0.1
-    for _ in range(40):  # ... and tilted: beams turn with the yaw only
+    for _ in range(40):  # ... and tilted: beams follow the yaw only
         command = 4 * torch.rand(n, 3, generator=torch.Generator().manual_seed(1)) - 2
         warp.step(command), sim.step(command)
     tilt = 1 - 2 * (sim.quaternion[:, 1] ** 2 + sim.quaternion[:, 2] ** 2)
@@ -86,18 +86,18 @@ def test_the_raycaster_sees_what_warp_sees(isaac, spec: LidarSpec) -> None:
     assert ((warp.lidar - sim.lidar)[outside].abs() > 1e-3).float().mean() < 1e-4
 
 
-def test_obstacles_are_where_the_rule_says(isaac, scene) -> None:
-    """The kinematic bodies in PhysX are at the positions the task is told, up to the size of a tile's coordinates."""
+def test_obstacle_bodies_follow_the_rule(isaac, scene) -> None:
+    """Kinematic bodies in PhysX are at the positions the task observes, up to rounding of world coordinates."""
     _, sim = pair(isaac, scene, 8, decimation=4)
     for _ in range(20):
         sim.step(torch.zeros(8, 3))
-    bodies, told = sim.obstacle_bodies(), sim.moving_position.transpose(1, 2)
+    bodies, expected = sim.obstacle_bodies(), sim.moving_position.transpose(1, 2)
     assert len(bodies) == int(scene.moving_count.sum())
-    moved = (told - torch.tensor(scene.moving_origin)).norm(dim=-1)
-    assert (bodies - told[sim.real_obstacles]).abs().max() < 1e-4 and moved.mean() > 0.5
+    moved = (expected - torch.tensor(scene.moving_origin)).norm(dim=-1)
+    assert (bodies - expected[sim.real_obstacles]).abs().max() < 1e-4 and moved.mean() > 0.5
 
 
-def test_a_body_left_alone_falls_to_the_ground_and_stays(isaac) -> None:
+def test_descending_drone_stops_at_the_ground(isaac) -> None:
     """PhysX collides with the terrain: a command straight down ends on the ground, not below it."""
     _, sim = pair(isaac, generate_scene(0, 1, 0, 0), 2)
     for _ in range(300):
@@ -105,16 +105,16 @@ def test_a_body_left_alone_falls_to_the_ground_and_stays(isaac) -> None:
     assert (sim.position[:, 2] > 0.04).all() and (sim.position[:, 2] < 0.06).all()
 
 
-def test_one_world_a_process(isaac, scene) -> None:
+def test_one_world_per_process(isaac, scene) -> None:
     pair(isaac, scene, 2)
-    with pytest.raises(RuntimeError, match="close the one before"):
+    with pytest.raises(RuntimeError, match="close the previous one"):
         make_simulator(scene, SimSettings(2, engine="isaac"))
     isaac.pop().close()
     isaac.append(make_simulator(scene, SimSettings(3, engine="isaac")))
     isaac[-1].step(torch.zeros(3, 3))
 
 
-def test_the_next_world_has_its_own_boxes(isaac) -> None:
+def test_next_world_has_its_own_boxes(isaac) -> None:
     at, yaw, first = torch.tensor([[0.0, -20.5, 1.0]]), torch.zeros(1), torch.zeros(1, dtype=torch.int32)
     for seed in (1, 2):
         warp, sim = pair(isaac, generate_scene(seed, 1, 900, 0), 1)
@@ -124,16 +124,16 @@ def test_the_next_world_has_its_own_boxes(isaac) -> None:
         isaac.pop().close()
 
 
-def test_usd_is_not_loaded_before_isaac_sim_could_run() -> None:
-    """Kit brings its own USD, and aborts if another one is there already."""
+def test_usd_is_not_imported_before_isaac_sim_starts() -> None:
+    """Kit loads its own USD and aborts if another one is already loaded."""
     program = "import sys, navrl.sim.isaac_engine; sys.exit('pxr' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", program]).returncode == 0
 
 
-def test_what_can_run_here() -> None:
-    assert check_isaac("ovphysx") == ("ovphysx", "as asked for")
+def test_check_isaac_on_this_machine() -> None:
+    assert check_isaac("ovphysx") == ("ovphysx", "as requested")
     if torch.cuda.is_available():
-        pytest.skip("on a GPU box the answers are others")
+        pytest.skip("on a GPU machine the answers differ")
     assert check_isaac("auto")[0] == "ovphysx"
     with pytest.raises(IsaacMissing, match=r"needs Isaac Sim .* and a GPU; set sim.physics=ovphysx"):
         check_isaac("physx")

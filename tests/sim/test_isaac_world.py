@@ -1,4 +1,4 @@
-"""The mesh that PhysX collides with and the RayCaster sees is the scene's boxes and nothing else."""
+"""The mesh that PhysX collides with and the RayCaster hits consists of the scene's boxes and the ground only."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from navrl.sim.isaac_world import terrain_mesh, tile_origins
 from navrl.sim.scene import generate_scene
 
 
-def test_the_world_is_built_from_the_scene() -> None:
+def test_terrain_mesh_matches_the_scene() -> None:
     scene = generate_scene(2, 5, 60, 0)
     origins = tile_origins(5, 4.0)
     points, triangles = terrain_mesh(scene, origins)

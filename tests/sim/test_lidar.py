@@ -14,7 +14,7 @@ CHUNK = 16_384  # rays tested together: small enough to stay in the processor's 
 
 
 def brute_force(origin: np.ndarray, direction: np.ndarray, boxes: np.ndarray, reach: float) -> np.ndarray:
-    """Length of rays (R, 3) to the nearest of the solid boxes (B, 5) or the ground square, at most `reach`."""
+    """Return lengths of rays (R, 3) to the nearest of the solid boxes (B, 5) or the ground square, at most `reach`."""
     parts = []
     for first in range(0, len(origin), CHUNK):
         o = [torch.tensor(x) for x in origin[first : first + CHUNK].T]
@@ -35,7 +35,7 @@ def brute_force(origin: np.ndarray, direction: np.ndarray, boxes: np.ndarray, re
 
 
 def beams_of(spec: LidarSpec, position: np.ndarray, yaw: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Origins and directions (N · azimuths · elevations, 3), elevation fastest."""
+    """Return origins and directions (N · azimuths · elevations, 3), elevation varying fastest."""
     azimuth = yaw[:, None, None] + spec.azimuth_angles()[:, None]  # (N, H, 1)
     elevation = np.broadcast_to(spec.elevation_angles(), (len(yaw), *spec.shape))
     azimuth = np.broadcast_to(azimuth, elevation.shape)
@@ -56,7 +56,7 @@ def compare(make_sim, scene: Scene, spec: LidarSpec, position: np.ndarray, yaw: 
     expected = brute_force(origin, direction, scene.boxes_of(0).astype(float), spec.range)
     error = np.abs(sim.lidar.double().numpy().ravel() - expected)
     wrong = np.flatnonzero(error > 1e-4)
-    # A beam may pass within a rounding error of an edge; then a beam turned by a millionth of a radian must agree.
+    # A beam may pass within a rounding error of an edge; then a beam rotated by a millionth of a radian must agree.
     assert len(wrong) <= 1e-5 * len(error) + 1
     for k in wrong:
         nudges = np.random.default_rng(0).normal(size=(64, 3)) * 1e-6
@@ -73,7 +73,7 @@ def test_a_million_rays_at_random_poses(make_sim) -> None:
 
 
 def test_gaps_tops_edges_and_insides(make_sim) -> None:
-    """The places where a shortcut would show: beside, between, on top of and inside boxes, and at the map's edge."""
+    """Places where a shortcut would fail: beside, between, on top of and inside boxes, and at the map's edge."""
     scene = generate_scene(12, 1, num_static=700)
     rng = np.random.default_rng(1)
     box = scene.boxes[rng.integers(len(scene.boxes), size=600)].astype(float)
@@ -90,7 +90,7 @@ def test_gaps_tops_edges_and_insides(make_sim) -> None:
 
 
 def test_beams_along_the_axes_and_through_corners(make_sim) -> None:
-    """Directions with a zero component, from box centres' coordinates: division by zero is near."""
+    """Directions with a zero component, from the coordinates of box centres: division by zero is likely."""
     scene = generate_scene(13, 1)
     box = scene.boxes[:200].astype(float)
     position = np.column_stack([(box[:, 0] + box[:, 2]) / 2, (box[:, 1] + box[:, 3]) / 2 + 1.53, np.full(200, 0.8)])
@@ -108,7 +108,7 @@ def test_beams_along_the_axes_and_through_corners(make_sim) -> None:
     ],
     ids=lambda spec: f"{spec.azimuths}x{spec.vbeams}-{spec.range:g}m",
 )
-def test_other_layouts(make_sim, spec: LidarSpec) -> None:
+def test_other_beam_layouts(make_sim, spec: LidarSpec) -> None:
     scene = generate_scene(14, 1, num_static=1000)
     rng = np.random.default_rng(2)
     n = max(20, 40_000 // (spec.azimuths * spec.vbeams))
@@ -117,15 +117,15 @@ def test_other_layouts(make_sim, spec: LidarSpec) -> None:
 
 
 @pytest.mark.parametrize("box", [[0.0, 0.0, 3.0, 0.5, 2.0], [19.8, 0.0, 20.5, 0.5, 2.0]])
-def test_boxes_the_search_would_miss_are_refused(make_sim, box: list[float]) -> None:
+def test_boxes_too_long_or_outside_the_map_are_rejected(make_sim, box: list[float]) -> None:
     scene = generate_scene(0, 1, num_static=0, num_moving=0)
     scene = Scene(**{**vars(scene), "boxes": np.array([box], np.float32), "box_offsets": np.array([0, 1], np.int32)})
     with pytest.raises(ValueError, match="static boxes must be"):
         make_sim(scene)
 
 
-def test_order_of_beams(make_sim) -> None:
-    """Azimuth 0 looks along yaw, then counter-clockwise; elevations rise; only yaw turns the beams."""
+def test_beam_order(make_sim) -> None:
+    """Azimuth 0 points along yaw, then counter-clockwise; elevations rise; only yaw rotates the beams."""
     wall = np.array([[2.0, -0.05, 2.1, 0.05, 6.0]], np.float32)  # a pole 2 m ahead
     scene = generate_scene(0, 1, num_static=0, num_moving=0)
     scene = Scene(**{**vars(scene), "boxes": wall, "box_offsets": np.array([0, 1], np.int32)})
@@ -136,7 +136,7 @@ def test_order_of_beams(make_sim) -> None:
     elevations = np.deg2rad([-10, 0, 10, 20])
     assert sim.lidar[0, 0].numpy() == pytest.approx(2.0 / np.cos(elevations), abs=1e-4)
     before = sim.lidar.clone()
-    for tilted in ([0.9, 0.4, 0.0, 0.0], [0.9, 0.0, -0.3, 0.0]):  # roll and pitch leave the nose's heading as it is
+    for tilted in ([0.9, 0.4, 0.0, 0.0], [0.9, 0.0, -0.3, 0.0]):  # roll and pitch do not change the heading
         sim.quaternion[0] = torch.nn.functional.normalize(torch.tensor(tilted), dim=0)
         sim.scan()
         assert torch.equal(sim.lidar[0], before[0])

@@ -1,4 +1,4 @@
-"""Moving obstacles against a plain-Python statement of NavRL's rule."""
+"""Moving obstacles against a plain Python reference of NavRL's rule."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ MASK = 0xFFFFFFFF
 
 
 def pcg(n: int) -> int:
-    """Warp's hash of 32 bits."""
+    """Warp's 32-bit hash."""
     b = (n * 747796405 + 2891336453) & MASK
     c = (((b >> ((b >> 28) + 4)) ^ b) * 277803737) & MASK
     return ((c >> 22) ^ c) & MASK
@@ -31,7 +31,7 @@ class Stream:
 
 
 class Obstacle:
-    """One obstacle, in words: walk, take a new goal on arrival, change speed and heading every two seconds."""
+    """One obstacle: move, draw a new goal on arrival, change speed and heading every two seconds."""
 
     def __init__(self, origin: np.ndarray, tall: bool, number: int, seed: int) -> None:
         self.origin, self.tall, self.number, self.seed = origin.astype(float), tall, number, seed
@@ -85,7 +85,7 @@ def test_motion_follows_the_rule(make_sim, decimation: int) -> None:
     assert (sim.moving_velocity[1, 2, 40:] == 0).all(), "cylinders stay on the ground"
 
 
-def test_speed_and_range_are_settings(make_sim) -> None:
+def test_speed_and_range_settings(make_sim) -> None:
     scene = generate_scene(8, 1, num_static=0, num_moving=80, starts_per_map=1)
     sim = make_sim(scene, 2, moving_speed=(3.0, 3.0), moving_range=(1.0, 1.0, 1.0))
     for _ in range(300):

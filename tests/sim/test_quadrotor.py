@@ -1,4 +1,4 @@
-"""The drone's physics against closed forms, and the controller against a plain statement of it."""
+"""The drone's physics against closed-form solutions, and the controller against a plain reference."""
 
 from __future__ import annotations
 
@@ -49,7 +49,7 @@ def test_constants() -> None:
 
 
 def test_free_fall() -> None:
-    """v after n steps is the geometric series of gravity and damping; near continuous time it is -g/c (1 - e^-ct)."""
+    """v after n steps is the geometric series of gravity and damping; in continuous time, -g/c (1 - e^-ct)."""
     n, keep = 125, 1 - DRONE.damping * DT
     fallen = fly_freely(n)
     assert fallen["velocity"][2] == pytest.approx(-GRAVITY * DT * keep * (1 - keep**n) / (1 - keep), rel=1e-5)
@@ -76,7 +76,7 @@ def test_spin_up_about_each_axis() -> None:
 
 
 def test_angular_momentum_of_a_free_spin() -> None:
-    """Torque-free tumbling: momentum keeps its direction in the world and decays only by the damping."""
+    """Torque-free tumbling: momentum keeps its direction in the world and decays only through damping."""
     n = 300
     inertia = np.array(DRONE.inertia)
     spin = np.array([3.0, -2.0, 4.0])
@@ -86,7 +86,7 @@ def test_angular_momentum_of_a_free_spin() -> None:
     assert np.linalg.norm(momentum) == pytest.approx(np.linalg.norm(expected), rel=1e-4)
     cosine = momentum @ expected / np.linalg.norm(momentum) / np.linalg.norm(expected)
     assert np.degrees(np.arccos(min(1.0, cosine))) < 2.0  # first-order integration drifts a little
-    assert abs(end["rate"][0] - expected[0] / inertia[0]) > 0.1  # it did tumble
+    assert abs(end["rate"][0] - expected[0] / inertia[0]) > 0.1  # it tumbles
 
 
 def rotate(xyzw: np.ndarray, v: np.ndarray) -> np.ndarray:
@@ -100,7 +100,7 @@ def matrix(q: np.ndarray) -> np.ndarray:
 
 
 def plain_step(state: dict[str, np.ndarray], command: np.ndarray) -> dict[str, np.ndarray]:
-    """Controller, rotors and body in double precision, as the reference words it."""
+    """Reference step of controller, rotors and body in double precision."""
     r, inertia = matrix(state["quaternion"]), np.array(DRONE.inertia)
     a = DRONE.velocity_gain * (state["velocity"] - command) - np.array([0, 0, GRAVITY])
     yaw = np.arctan2(r[1, 0], r[0, 0])
@@ -131,7 +131,7 @@ def plain_step(state: dict[str, np.ndarray], command: np.ndarray) -> dict[str, n
     }  # fmt: skip
 
 
-def test_aggressive_flight_follows_the_plain_statement(make_sim, empty_scene) -> None:
+def test_aggressive_flight_matches_the_reference(make_sim, empty_scene) -> None:
     sim = make_sim(empty_scene, 4)
     yaw = torch.tensor([0.0, 1.0, -2.0, 3.0])
     place(sim, torch.tensor([0.0, 0.0, 2.0]), yaw)
@@ -166,7 +166,7 @@ def test_hover_holds(make_sim, empty_scene) -> None:
 
 @pytest.mark.parametrize("axis", [0, 1, 2])
 def test_velocity_step(make_sim, empty_scene, axis: int) -> None:
-    """2 m/s commanded settles where controller and damping balance, 2·2.2/(2.2+0.2) = 1.833 m/s; t63 is 0.45 s."""
+    """A 2 m/s command settles where controller and damping balance, 2·2.2/(2.2+0.2) = 1.833 m/s; t63 is 0.45 s."""
     sim = make_sim(empty_scene, 1)
     place(sim, torch.tensor([0.0, 0.0, 2.0]), torch.tensor([0.7]))
     command = 2.0 * torch.eye(3)[axis : axis + 1]
@@ -180,9 +180,9 @@ def test_velocity_step(make_sim, empty_scene, axis: int) -> None:
 
 
 def test_attitude_step(make_sim, empty_scene) -> None:
-    """A tilted drone told to hover levels out; for small angles roll obeys J·φ'' = -k_att·φ - k_rate·φ' with rotor lag.
+    """A tilted, hovering drone levels out; for small angles roll obeys J·φ'' = -k_att·φ - k_rate·φ' with rotor lag.
 
-    The closed form is that linear system's own discrete solution, which knows nothing of quaternions.
+    The expected values are that linear system's discrete solution, which involves no quaternions.
     """
     sim = make_sim(empty_scene, 1)
     place(sim, torch.tensor([0.0, 0.0, 2.0]))
@@ -192,7 +192,7 @@ def test_attitude_step(make_sim, empty_scene) -> None:
     phi, rate, torque, lateral = roll, 0.0, 0.0, 0.0
     for _ in range(60):
         sim.step(torch.zeros(1, 3))
-        # The velocity loop tilts the wanted attitude by the drift the roll has caused so far.
+        # The velocity loop tilts the desired attitude by the drift the roll has caused so far.
         wanted = 2.2 * lateral / GRAVITY
         lateral_push = -GRAVITY * phi
         torque += 0.43 * (-attitude * (phi - wanted) - rate_gain * rate - torque)
@@ -204,7 +204,7 @@ def test_attitude_step(make_sim, empty_scene) -> None:
     assert abs(phi) < 0.2 * roll
 
 
-def test_quaternion_stays_a_rotation(make_sim, empty_scene) -> None:
+def test_quaternion_stays_normalised(make_sim, empty_scene) -> None:
     sim = make_sim(empty_scene, 4, decimation=20)
     place(sim, torch.tensor([0.0, 0.0, 2.0]))
     generator = torch.Generator().manual_seed(0)
@@ -215,7 +215,7 @@ def test_quaternion_stays_a_rotation(make_sim, empty_scene) -> None:
     assert torch.isfinite(sim.velocity).all()
 
 
-def test_rotor_lag_is_the_same_in_time_for_other_steps() -> None:
+def test_rotor_lag_does_not_depend_on_the_step() -> None:
     assert airframe(DRONE, 0.016).throttle_filter == pytest.approx(0.43)
     twice = 1 - (1 - airframe(DRONE, 0.008).throttle_filter) ** 2
     assert twice == pytest.approx(0.43, abs=1e-6)

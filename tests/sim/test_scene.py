@@ -9,7 +9,7 @@ from navrl.sim import scene as scenes
 from navrl.sim.scene import boxes_from_field, generate_scene
 
 
-def test_same_seed_same_maps_whatever_their_number() -> None:
+def test_same_seed_gives_the_same_maps_for_any_number_of_maps() -> None:
     few, many = generate_scene(5, 2, starts_per_map=8), generate_scene(5, 40, starts_per_map=8)
     for m in range(2):
         assert np.array_equal(few.boxes_of(m), many.boxes_of(m))
@@ -21,7 +21,7 @@ def test_same_seed_same_maps_whatever_their_number() -> None:
     assert not np.array_equal(few.moving_origin, unseen.moving_origin)
 
 
-def test_a_map_does_not_depend_on_its_neighbours_counts() -> None:
+def test_map_does_not_depend_on_the_counts_of_other_maps() -> None:
     mixed = generate_scene(5, 3, num_static=[350, 40, 0], num_moving=[80, 16, 0], starts_per_map=4)
     assert list(np.diff(mixed.box_offsets) > 0) == [True, True, False]
     assert list(mixed.moving_count) == [80, 16, 0]
@@ -37,13 +37,13 @@ def test_no_obstacles() -> None:
 
 
 @pytest.mark.parametrize("kwargs", [{"num_static": -1}, {"num_static": 99999}, {"num_moving": 5000}, {"num_maps": 0}])
-def test_impossible_numbers_are_refused(kwargs: dict) -> None:
+def test_impossible_numbers_are_rejected(kwargs: dict) -> None:
     with pytest.raises(ValueError, match=next(iter(kwargs))):
         generate_scene(0, **kwargs)
 
 
 def test_box_sizes_and_heights() -> None:
-    """One box a map: 0.3 or 0.7 m wide each way with even odds, heights after NavRL's mix."""
+    """One box per map: sides of 0.3 or 0.7 m with equal probability, heights from NavRL's distribution."""
     single = generate_scene(1, 2000, num_static=1, num_moving=0, starts_per_map=1)
     assert np.array_equal(np.diff(single.box_offsets), np.ones(2000))
     widths = np.round(single.boxes[:, 2:4] - single.boxes[:, 0:2], 3)
@@ -57,7 +57,7 @@ def test_box_sizes_and_heights() -> None:
 
 
 def test_gaps_are_closed_or_wide_enough() -> None:
-    """Every box against every earlier one, by NavRL's rule in its own words."""
+    """Check every box against every earlier one by NavRL's rule."""
     rngs = [np.random.default_rng(seed) for seed in range(6)]
     for boxes in scenes.place_boxes(rngs, np.array([350, 350, 350, 120, 1000, 1])):
         boxes = [tuple(box) for box in boxes if box[4] > 0]
@@ -71,7 +71,7 @@ def test_gaps_are_closed_or_wide_enough() -> None:
 
 
 def plain_cells(field: np.ndarray) -> np.ndarray:
-    """Cell heights by the rule in words, one cell at a time."""
+    """Compute cell heights by the rule, one cell at a time."""
     n = field.shape[0] - 1
     cells = np.zeros((n, n), int)
     for i in range(n):
@@ -111,7 +111,7 @@ def test_diagonal_touch_is_closed_and_a_notch_is_open() -> None:
     assert area == pytest.approx((cells > 0).sum() * scenes.CELL**2)
 
 
-def test_moving_obstacles_are_spread_in_eight_kinds() -> None:
+def test_moving_obstacles_of_eight_kinds_are_spread_out() -> None:
     scene = generate_scene(2, 6, num_static=0, num_moving=83)
     assert (scene.moving_count == 80).all()
     size = scene.moving_size[0]
@@ -123,7 +123,7 @@ def test_moving_obstacles_are_spread_in_eight_kinds() -> None:
     assert np.abs(xy).max() <= 20
     gaps = np.linalg.norm(xy[:, :, None] - xy[:, None], axis=-1) + 99 * np.eye(80)
     preferred = 2 * np.sqrt(400 / 80)
-    # Each keeps the preferred spacing, or the largest 0.8^k of it that still fitted: far from what chance would give.
+    # Each keeps the preferred spacing, or the largest 0.8^k of it that still fits: far more than random placement.
     assert gaps.min() > preferred * 0.8**3
     assert np.median(gaps.min(-1)) > 0.75 * preferred
 

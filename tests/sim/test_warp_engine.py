@@ -1,4 +1,4 @@
-"""The engine as a machine: determinism, resets, save and restore, contacts, memory."""
+"""The Warp engine: determinism, resets, save and restore, contacts, memory."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from navrl.task import kernels
 
 
 def scatter(sim, seed: int = 0) -> None:
-    """Drones all over the maps."""
+    """Spread drones over the maps."""
     n = sim.settings.num_envs
     rng = np.random.default_rng(seed)
     position = torch.tensor(np.column_stack([rng.uniform(-22, 22, (n, 2)), rng.uniform(0.5, 3.5, n)])).float()
@@ -35,12 +35,12 @@ def assert_same_state(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) ->
         assert torch.equal(a[name], b[name]), name
 
 
-def test_it_is_a_simulator(make_sim, scene) -> None:
+def test_implements_the_simulator_protocol(make_sim, scene) -> None:
     assert isinstance(make_sim(scene), Simulator)
 
 
 @pytest.mark.parametrize("num_envs", [1, 7, 300])
-def test_same_bits_for_any_number_of_threads(make_sim, scene, num_envs: int) -> None:
+def test_identical_results_for_any_number_of_threads(make_sim, scene, num_envs: int) -> None:
     sims = [make_sim(scene, num_envs, threads=threads, decimation=2) for threads in (1, 2, 3)]
     for sim in sims:
         scatter(sim)
@@ -51,7 +51,7 @@ def test_same_bits_for_any_number_of_threads(make_sim, scene, num_envs: int) -> 
         assert_same_state(sims[0].state_dict(), other.state_dict())
 
 
-def test_save_and_restore_go_on_exactly(make_sim, scene) -> None:
+def test_restored_state_continues_exactly(make_sim, scene) -> None:
     sim, fresh = make_sim(scene, 70, decimation=3), make_sim(scene, 70, decimation=3)
     scatter(sim)
     flight = commands(70, 260)
@@ -66,8 +66,8 @@ def test_save_and_restore_go_on_exactly(make_sim, scene) -> None:
     assert_same_state(sim.state_dict(), fresh.state_dict())
 
 
-def test_decimation_is_that_many_steps(make_sim, scene) -> None:
-    """The same commands held for four steps, once inside the engine and once from outside, meet the same events."""
+def test_decimation_equals_repeated_steps(make_sim, scene) -> None:
+    """Commands held for four steps, inside the engine or from outside, lead to the same events."""
     once, four = make_sim(scene, 200), make_sim(scene, 200, decimation=4)
     scatter(once), scatter(four)
     touched = 0
@@ -83,7 +83,7 @@ def test_decimation_is_that_many_steps(make_sim, scene) -> None:
     assert touched > 0
 
 
-def test_reset_of_some_leaves_the_others_alone(make_sim, scene) -> None:
+def test_partial_reset_does_not_affect_other_drones(make_sim, scene) -> None:
     sim, control = make_sim(scene, 64), make_sim(scene, 64)
     scatter(sim), scatter(control)
     flight = commands(64, 60)
@@ -98,14 +98,14 @@ def test_reset_of_some_leaves_the_others_alone(make_sim, scene) -> None:
     assert (sim.map_index[mask] == 2).all()
     probe = make_sim(scene, 64)
     place(probe, target[0], torch.full((64,), 0.5), map_index=2)
-    assert torch.equal(sim.lidar[mask], probe.lidar[mask]), "the first scan after a reset is of the new place"
+    assert torch.equal(sim.lidar[mask], probe.lidar[mask]), "the first scan after a reset is from the new pose"
     for command in flight[30:]:
         sim.step(command), control.step(command)
     for name in ("position", "quaternion", "velocity", "angular_velocity", "lidar", "throttle"):
         assert torch.equal(getattr(sim, name)[~mask], getattr(control, name)[~mask]), name
 
 
-def test_reset_of_what_does_not_exist_changes_nothing(make_sim, scene) -> None:
+def test_reset_of_invalid_drones_or_maps_changes_nothing(make_sim, scene) -> None:
     sim = make_sim(scene, 8)
     scatter(sim)
     before = copy.deepcopy(sim.state_dict())
@@ -139,7 +139,7 @@ def test_moving_contact_against_the_rule(make_sim, scene) -> None:
     assert 20 < int(inside.any(-1).sum()) < 2000
 
 
-def test_a_command_that_is_no_number_means_hover(make_sim, empty_scene) -> None:
+def test_non_finite_command_means_hover(make_sim, empty_scene) -> None:
     sim, control = make_sim(empty_scene, 4), make_sim(empty_scene, 4)
     place(sim, torch.tensor([0.0, 0.0, 2.0])), place(control, torch.tensor([0.0, 0.0, 2.0]))
     bad, good = torch.ones(4, 3), torch.ones(4, 3)
@@ -177,7 +177,7 @@ def test_memory_does_not_grow(make_sim, scene) -> None:
     assert resident_kb() - before < 2048
 
 
-def test_many_maps_few_drones_and_the_other_way_round(make_sim) -> None:
+def test_many_maps_few_drones_and_vice_versa(make_sim) -> None:
     for maps, drones in ((40, 3), (1, 150)):
         sim = make_sim(generate_scene(1, maps, starts_per_map=2), drones)
         scatter(sim)

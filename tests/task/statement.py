@@ -1,4 +1,4 @@
-"""The task in plain PyTorch, as the reference words it: what the kernels of `navrl.task.kernels` must agree with."""
+"""The task in plain PyTorch: the reference that the kernels of `navrl.task.kernels` must match."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ RANGE = 4.0
 
 
 def goal_frame(v: torch.Tensor, direction: torch.Tensor) -> torch.Tensor:
-    """Vectors (..., 3) into the frame whose x axis is the horizontal `direction` (..., 3), z up."""
+    """Rotate vectors (..., 3) into the frame whose x axis is the horizontal `direction` (..., 3), z up."""
     x = direction / direction.norm(dim=-1, keepdim=True)
     y = torch.stack([-x[..., 1], x[..., 0], torch.zeros_like(x[..., 0])], dim=-1)
     return torch.stack([(v * x).sum(-1), (v * y).sum(-1), v[..., 2]], dim=-1)
 
 
 def observation(sim: Simulator, goal: torch.Tensor, direction: torch.Tensor) -> dict[str, torch.Tensor]:
-    """`goal`, `direction` (N, 3)."""
+    """Return the observation for `goal` and `direction` (N, 3)."""
     way = goal - sim.position
     state = torch.cat(
         [
@@ -38,7 +38,7 @@ def observation(sim: Simulator, goal: torch.Tensor, direction: torch.Tensor) -> 
 
 
 def moving_rows(sim: Simulator, direction: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """(N, 5, 10) features of the five nearest moving obstacles, and (N, 5) distances for the reward."""
+    """Return features (N, 5, 10) of the five nearest moving obstacles, and distances (N, 5) for the reward."""
     m = sim.map_index.long()
     to = sim.moving_position[m].transpose(1, 2) - sim.position[:, None]  # (N, K, 3)
     size = sim.moving_size[m].transpose(1, 2)  # (N, K, 2)
@@ -75,7 +75,7 @@ def reward_terms(
     last_velocity: torch.Tensor,
     seconds: float,
 ) -> dict[str, torch.Tensor]:
-    """Unweighted terms (N,) that do not depend on the outcome."""
+    """Return the unweighted terms (N,) that do not depend on the outcome."""
     way = goal - sim.position
     z = sim.position[:, 2]
     above, below = (z - band[:, 1] - 0.2).clamp(min=0), (band[:, 0] - 0.2 - z).clamp(min=0)

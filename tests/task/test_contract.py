@@ -1,6 +1,6 @@
-"""What every engine owes the task: one suite, on Warp always, on Isaac Lab where it is installed (make test-isaac).
+"""The contract between engine and task: one suite, always on Warp, on Isaac Lab where installed (make test-isaac).
 
-Isaac holds one world at a time, so flights that are compared are flown one after the other.
+Isaac supports one world at a time, so flights to be compared are flown one after another.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ MISSING = pytest.mark.skipif(find_spec("isaaclab") is None, reason="Isaac Lab is
 
 @pytest.fixture(params=["warp", pytest.param("isaac", marks=MISSING)])
 def build(request) -> Iterator[Callable[..., NavigationEnv]]:
-    """Build an environment on the engine; the one before is closed."""
+    """Build an environment on the engine; the previous one is closed."""
     made: list[NavigationEnv] = []
 
     def make(scene: Scene, num_envs: int, task: dict | None = None, **settings) -> NavigationEnv:
@@ -47,7 +47,7 @@ def chase(data: TensorDict, noise: torch.Tensor | float = 0.0) -> torch.Tensor:
 
 
 def fly(env: NavigationEnv, noise: torch.Tensor, data: TensorDict | None = None) -> list[TensorDict]:
-    """A step for every row of noise; what each led to."""
+    """Take one step per row of noise; return what each led to."""
     data, out = env.reset() if data is None else data, []
     for row in noise:
         data["agents", "action"] = chase(data, row)
@@ -67,7 +67,7 @@ def test_specs_and_interface(build, scene) -> None:
     assert env.observation_spec["agents", "observation", "lidar"].shape == (12, 1, 36, 4)
 
 
-def test_the_same_seed_gives_the_same_bits(build, scene) -> None:
+def test_same_seed_gives_identical_results(build, scene) -> None:
     flights = [fly(build(scene, 24, {"max_episode_length": 120}, decimation=2), noise(90, 24)) for _ in range(2)]
     ended = 0
     for one, two in zip(*flights, strict=True):
@@ -76,7 +76,7 @@ def test_the_same_seed_gives_the_same_bits(build, scene) -> None:
     assert ended > 24
 
 
-def test_going_on_from_a_saved_state(build, scene) -> None:
+def test_resuming_from_a_saved_state(build, scene) -> None:
     env, way = build(scene, 24, decimation=2), noise(100, 24)
     fly(env, way[:50])
     saved = copy.deepcopy(env.state_dict())
@@ -95,7 +95,7 @@ def test_going_on_from_a_saved_state(build, scene) -> None:
         assert torch.equal(one["done"], two["done"])
 
 
-def test_a_reset_of_some_leaves_the_others_alone(build, scene) -> None:
+def test_partial_reset_does_not_affect_other_drones(build, scene) -> None:
     def run(reset: bool) -> tuple[torch.Tensor, ...]:
         sim = build(scene, 24).simulator
         n, maps = 24, torch.arange(24, dtype=torch.int32) % 4
@@ -111,9 +111,7 @@ def test_a_reset_of_some_leaves_the_others_alone(build, scene) -> None:
             assert (sim.map_index[some] == 2).all()
             first = sim.lidar[some].clone()
             sim.reset(torch.arange(1), where[:1], torch.tensor([0.5]), torch.tensor([2], dtype=torch.int32))
-            assert torch.equal(first, sim.lidar[:1].expand_as(first)), (
-                "the first scan is of the new place, turned as asked"
-            )
+            assert torch.equal(first, sim.lidar[:1].expand_as(first)), "the first scan is from the new position and yaw"
         for row in noise(20, n, seed=1):
             sim.step(row)
         names = ("position", "quaternion", "velocity", "angular_velocity", "lidar", "throttle")
@@ -121,12 +119,12 @@ def test_a_reset_of_some_leaves_the_others_alone(build, scene) -> None:
 
     others = torch.ones(24, dtype=torch.bool)
     others[::5] = False
-    for left_alone, disturbed in zip(run(False), run(True), strict=True):
-        assert torch.equal(left_alone[others], disturbed[others])
-        assert not torch.equal(left_alone[~others], disturbed[~others])
+    for undisturbed, disturbed in zip(run(False), run(True), strict=True):
+        assert torch.equal(undisturbed[others], disturbed[others])
+        assert not torch.equal(undisturbed[~others], disturbed[~others])
 
 
-def test_nothing_happens_to_drones_and_maps_that_do_not_exist(build, scene) -> None:
+def test_reset_of_invalid_drones_or_maps_changes_nothing(build, scene) -> None:
     sim = build(scene, 8).simulator
     before = copy.deepcopy(sim.state_dict())
     for drone, map_index in ((8, 0), (-1, 0), (3, scene.num_maps), (3, -1)):
@@ -153,7 +151,7 @@ def test_truncation_keeps_the_last_observation(build, scene) -> None:
             assert (data["agents", "observation", "state"][late, 5:] == 0).all(), "a new flight starts at rest"
 
 
-def test_outcomes_are_first_events_and_exclude_each_other(build, scene) -> None:
+def test_outcomes_are_first_events_and_mutually_exclusive(build, scene) -> None:
     env = build(scene, 96, {"max_episode_length": 1200}, decimation=4)
     counts = torch.zeros(len(OUTCOMES))
     for now in fly(env, noise(330, 96)):
@@ -165,7 +163,7 @@ def test_outcomes_are_first_events_and_exclude_each_other(build, scene) -> None:
     assert (counts[:3] > 0).all(), dict(zip(OUTCOMES, counts.tolist(), strict=True))
 
 
-def test_leaving_the_height_and_reaching_the_goal(build) -> None:
+def test_leaving_the_height_limits_and_reaching_the_goal(build) -> None:
     scene = generate_scene(0, 1, num_static=0, num_moving=0, route="crossing", starts_per_map=4)
     scene.goals[..., :] = scene.starts + [0.0, 5.0, 0.0]
     env = build(scene, 4)
@@ -179,7 +177,7 @@ def test_leaving_the_height_and_reaching_the_goal(build) -> None:
     assert data["stats", "path_length"][0].item() == pytest.approx(4.5, abs=0.05)
 
 
-def test_commands_that_are_no_numbers(build, scene) -> None:
+def test_non_finite_commands(build, scene) -> None:
     env = build(scene, 6)
     data = env.reset()
     data["agents", "action"] = chase(data)
@@ -193,7 +191,7 @@ def test_commands_that_are_no_numbers(build, scene) -> None:
     assert env.simulator.velocity[2].norm() < 1e-2 < env.simulator.velocity[3].norm()
 
 
-def test_closing_twice_is_closing_once(build, scene) -> None:
+def test_closing_twice_is_harmless(build, scene) -> None:
     env = build(scene, 4)
     env.simulator.close()
     env.simulator.close()

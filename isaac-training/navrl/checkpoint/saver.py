@@ -1,4 +1,4 @@
-"""Saving in the background: the training thread copies and goes on, another one packs and writes."""
+"""Background saving: the training thread copies and continues, another thread packs and writes."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ class _Job:
     compress: bool
     keep: bool  # must not be dropped for a newer one
     after: After | None
-    source: dict  # kept so that it is the background thread that takes it apart
+    source: dict  # kept so that the background thread frees it
 
 
 class AsyncCheckpointSaver:
-    """`save_async` returns as soon as the checkpoint is copied. A file appears under its name only when it is whole.
+    """Saves in the background: `save_async` returns once the checkpoint is copied. Files appear only when complete.
 
-    A periodic save that finds the queue full takes the place of the oldest one waiting; one with `keep` waits its turn.
+    When the queue is full, a periodic save replaces the oldest one waiting; one with `keep` waits for room.
     """
 
     def __init__(
@@ -45,7 +45,7 @@ class AsyncCheckpointSaver:
         self.max_queue_size, self.level, self.manifest = max_queue_size, level, manifest
         self.disk = disk or DiskGuard()
         self._stats = {"saved": 0, "failed": 0, "dropped": 0, "bytes": 0, "raw_bytes": 0, "seconds": 0.0}
-        self._packed = 0, 0  # bytes after and before
+        self._packed = 0, 0  # bytes after and before packing
         self._free: list[Snapshot] = []
         self._queue: deque[_Job] = deque()
         self._writing: _Job | None = None
@@ -53,7 +53,7 @@ class AsyncCheckpointSaver:
         self._change = threading.Condition()
         self._thread = threading.Thread(target=self._work, name="checkpoint saver", daemon=True)
         self._thread.start()
-        atexit.register(self.shutdown)  # leaving the program waits for what is being saved
+        atexit.register(self.shutdown)  # program exit waits for pending saves
 
     def save_async(
         self,
@@ -63,13 +63,13 @@ class AsyncCheckpointSaver:
         keep: bool = False,
         after: After | None = None,
     ) -> None:
-        """Save `checkpoint` to `path`, with `.lz4` added if it is compressed. Everything may be changed right away.
+        """Save `checkpoint` to `path`, with `.lz4` appended if compressed. The caller may change everything right away.
 
         `keep`: never dropped; waits for room in the queue. `after(copy, written)` runs when the file is on disk.
         """
         with self._change:
             if self._closed:
-                raise RuntimeError("this saver was shut down")
+                raise RuntimeError("this saver has been shut down")
             if keep:
                 self._change.wait_for(lambda: len(self._queue) < self.max_queue_size)
             elif len(self._queue) >= self.max_queue_size and not self._make_room():
@@ -81,7 +81,7 @@ class AsyncCheckpointSaver:
             self._change.notify_all()
 
     def shutdown(self, timeout: float | None = None) -> bool:
-        """Wait for every save and stop. Says what it waits for; False if `timeout` seconds were not enough."""
+        """Wait for every save and stop. Logs what it waits for; returns False if `timeout` seconds were not enough."""
         deadline = None if timeout is None else time.monotonic() + timeout
         with self._change:
             self._closed = True
@@ -100,22 +100,22 @@ class AsyncCheckpointSaver:
         return True
 
     def get_stats(self) -> dict[str, float]:
-        """Saves done, failed, dropped and queued; bytes written and before packing, their ratio; seconds of work."""
+        """Return counts of saves by status, bytes on disk and before packing, their ratio, and seconds of work."""
         with self._change:
             queued = len(self._queue) + (self._writing is not None)
-            ratio = self._packed[0] / self._packed[1] if self._packed[1] else 1.0  # of those that were to be packed
+            ratio = self._packed[0] / self._packed[1] if self._packed[1] else 1.0  # of compressed saves only
             return {**self._stats, "queued": queued, "ratio": ratio}
 
     load_checkpoint = staticmethod(load_checkpoint)
 
-    # --- inside -------------------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------------------
 
     def _make_room(self) -> bool:
-        """Drop the oldest save that may be. False if there is none: then the new one is dropped."""
+        """Drop the oldest save that may be dropped. Returns False if there is none: then the new one is dropped."""
         self._stats["dropped"] += 1
         if self._stats["dropped"] == 1:
             log.warning(
-                "saves come faster than this disk takes them: the oldest one waiting is dropped for the newest."
+                "saves come faster than this disk can write them: the oldest one waiting is dropped for the newest."
                 " Save less often (save_interval, save_minutes) or raise async_checkpoint_queue_size=%d",
                 self.max_queue_size,
             )
@@ -127,7 +127,7 @@ class AsyncCheckpointSaver:
         return False
 
     def _free_one_for(self, checkpoint: dict) -> Snapshot:
-        """Memory that was used for the like: checkpoints of one kind have the same keys."""
+        """Return a snapshot whose memory can be reused: checkpoints of one kind have the same keys."""
         for snapshot in self._free:
             if snapshot.content.keys() == checkpoint.keys():
                 self._free.remove(snapshot)
@@ -144,7 +144,7 @@ class AsyncCheckpointSaver:
                 self._change.notify_all()
             try:
                 self._save(job)
-            except Exception as error:  # whatever it was, training must not notice
+            except Exception as error:  # whatever it is, training must not be affected
                 self._stats["failed"] += 1
                 self.disk.failed(f"saving {job.path}", error)
             finally:
@@ -159,7 +159,7 @@ class AsyncCheckpointSaver:
         path = Path(job.path)
         folder = path.parent
         if not folder.is_dir():
-            self.disk.failed(f"saving {path}", f"{folder} has vanished (made again, but what was in it is gone)")
+            self.disk.failed(f"saving {path}", f"{folder} has vanished (recreated, but its contents are lost)")
             folder.mkdir(parents=True, exist_ok=True)
         level = self.level if job.compress else None
         written = write_checkpoint(path, job.snapshot.content, level, self.manifest)

@@ -1,4 +1,4 @@
-"""Stopping when asked: Ctrl-C or a scheduler's SIGTERM ends training after the current iteration."""
+"""Stopping on request: Ctrl-C or a scheduler's SIGTERM ends training after the current iteration."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ SHOW_CURSOR = "\x1b[?25h"
 
 
 class StopRequest:
-    """True once the process was asked to stop. The second request is not waited for: it ends the process at once.
+    """True once the process was asked to stop. A second request ends the process at once.
 
-    That is safe because files appear under their names only when they are whole.
+    That is safe because files appear under their names only when complete.
     """
 
     def __init__(self) -> None:
@@ -34,15 +34,18 @@ class StopRequest:
 
     @property
     def seconds(self) -> float:
-        """Since the request; 0 if there was none."""
+        """Seconds since the request; 0 if there was none."""
         return time.monotonic() - self.at if self.signal is not None else 0.0
 
-    def restore(self) -> None:
-        """Back to what signals did before."""
+    def __enter__(self) -> StopRequest:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Restore the previous signal handlers."""
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
     @property
     def exit_code(self) -> int:
-        """128 + the signal, by convention; 0 if there was none."""
+        """128 + the signal number, by convention; 0 if there was none."""
         return 128 + self.signal if self.signal else 0

@@ -4,62 +4,109 @@ from __future__ import annotations
 
 import atexit
 import copy
+import math
 import queue
 import threading
 from collections import deque
-from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Protocol
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector
 
 from navrl.collect.packed import Packer
-from navrl.ppo.ppo import PPO, HeldBatch
+from navrl.ppo.batch import VERSION, Batch
+from navrl.ppo.ppo import PPO, Actor
+from navrl.settings import setting
 from navrl.task.env import NavigationEnv
 
-VERSION = "policy_version"  # key of a batch: how many updates the weights that flew it had seen
+
+@dataclass(frozen=True, kw_only=True)
+class CollectSettings:
+    """How batches are collected and carried to the learner."""
+
+    steps: int = setting("algo.training_frame_num", 1, 100_000)  # decisions of every drone per batch
+    return_same_td: bool = setting("return_same_td")
+    pipelined: bool = setting("use_pipelined_collector")
+    prefetch_count: int = setting("prefetch_count", 1, 64)
+    compress: str = setting("compress_rollout", options=("none", "lidar", "all"))
+    rollout_interval: int = setting("rollout_save_interval", 0, 1e9)  # iterations between stored batches; 0: none
+
+    @property
+    def prefetch(self) -> int:
+        """Batches collected ahead; 0: none."""
+        return self.prefetch_count if self.pipelined else 0
 
 
-class SerialBatches:
-    """TorchRL's synchronous collector. With `return_same_td` every batch is the same memory, written anew."""
+class Batches(Protocol):
+    """An endless source of batches. `staleness`: updates between the weights that flew the last one and the learner."""
 
-    staleness = 0  # updates between the weights that flew a batch and those that learn from it
+    staleness: int
+    actor: Actor
+
+    def __next__(self) -> Batch: ...
+    def carry(self, frames: TensorDictBase) -> Batch: ...
+    def state(self) -> dict: ...
+    def shutdown(self) -> None: ...
+
+
+def make_batches(env: NavigationEnv, ppo: PPO, settings: CollectSettings, state: dict | None = None) -> Batches:
+    """The source the settings ask for; `state` is what it resumes from."""
+    return (PrefetchedBatches if settings.pipelined else SerialBatches)(env, ppo, settings, state)
+
+
+class _Source:
+    """An environment, TorchRL's synchronous collector on it, and the way of its frames to the learner."""
 
     def __init__(
-        self,
-        env: NavigationEnv,
-        ppo: PPO,
-        frames: int,
-        return_same_td: bool = True,
-        state: dict | None = None,
-        packer: Packer | None = None,
+        self, env: NavigationEnv, ppo: PPO, actor: Actor, settings: CollectSettings, state: dict | None, same_td: bool
     ) -> None:
-        self.env, self.ppo, self.packer = env, ppo, packer
-        self._apart = env.device != ppo.device  # then a copy of the policy acts where the drones are
-        self.actor = ppo.acting_copy(ppo.seed, env.device) if self._apart else ppo
+        self.env, self.ppo, self.actor, self.staleness = env, ppo, actor, 0
+        self._packer: Packer | None = None
+        if settings.compress != "none":
+            columns = math.prod(ppo.policy.settings.beams) if settings.compress == "lidar" else None
+            self._packer = Packer(actor.policy.encoder.prepare, settings.steps, columns)
         if state:
-            env.load_state_dict(state["env"])  # before the collector begins by looking at it
-        pieces = packer.pieces if packer else 1
-        self.collector = make_collector(env, self.actor, frames // pieces, return_same_td)
-        self._batches = iter(self.collector)
-        if self._apart and state and "generator" in state:
-            self.actor.generator.set_state(state["generator"])
+            env.load_state_dict(state["env"])  # before the collector begins by resetting it
+        pieces = self._packer.pieces if self._packer else 1
+        frames = env.num_envs * settings.steps // pieces
+        self.collector = make_collector(env, actor, frames, same_td or pieces > 1)  # a packed piece is copied anyway
+        self._frames = iter(self.collector)
+        if actor is not ppo.actor and state and "generator" in state:  # now: making a collector calls the actor
+            actor.generator.set_state(state["generator"])
 
-    def __iter__(self) -> Iterator[TensorDictBase | HeldBatch]:
-        return self
+    def carry(self, frames: TensorDictBase) -> Batch:
+        """Frames to the learner's device, as the network's input."""
+        return Batch.prepared(to_device(frames, self.ppo.device), self.ppo.policy.encoder.prepare)
 
-    def __next__(self) -> TensorDictBase | HeldBatch:
-        version = self.ppo.updates
+    def _collect(self, version: int) -> Batch:
+        """Fly a batch with the actor's weights, which have seen `version` updates."""
+        if self._packer is None:
+            batch = self.carry(next(self._frames))
+        else:  # what is packed stays in host memory
+            packed = self._packer.gather(self._frames)
+            device = self.ppo.device
+            batch = Batch(to_device(packed.frames, device), packed.rows, packed.last_rows.to(device))
+        batch.frames[VERSION] = torch.tensor(version).expand(batch.frames.batch_size)  # takes no memory
+        return batch
+
+
+class SerialBatches(_Source):
+    """Collects when asked. With `return_same_td` every batch is the same memory, overwritten."""
+
+    def __init__(self, env: NavigationEnv, ppo: PPO, settings: CollectSettings, state: dict | None = None) -> None:
+        self._apart = env.device != ppo.device  # then a copy of the policy acts on the simulator's device
+        actor = ppo.actor.copy(ppo.seed, env.device) if self._apart else ppo.actor
+        super().__init__(env, ppo, actor, settings, state, settings.return_same_td)
+
+    def __next__(self) -> Batch:
         if self._apart:
-            self.actor.fly_with(self.ppo.acting_weights())
-        return _mark(self.carry(_next(self._batches, self.packer)), version)
-
-    def carry(self, batch: TensorDictBase | HeldBatch) -> TensorDictBase | HeldBatch:
-        """To where it is learned from."""
-        return to_device(batch, self.ppo.device) if self._apart else batch
+            self.actor.load_weights(self.ppo.actor.weights())
+        return self._collect(self.ppo.updates)
 
     def state(self) -> dict:
-        """All that is needed to go on from here, besides the learner; live tensors."""
+        """Everything needed to resume from here, besides the learner; live tensors."""
         own = {"generator": self.actor.generator.get_state()} if self._apart else {}
         return {"env": self.env.state_dict(), **own}
 
@@ -67,82 +114,57 @@ class SerialBatches:
         self.collector.shutdown()
 
 
-class PrefetchedBatches:
-    """Flies the next `count` batches in a thread while the learner works.
+class PrefetchedBatches(_Source):
+    """Collects the next `prefetch_count` batches in a thread while the learner works.
 
-    The thread has a policy and random numbers of its own. It is given a copy of the learner's weights for every batch,
-    taken when the learner asks for the batch `count` before it: so batch k is always flown with the weights after
-    max(0, k - count) updates, however fast either side is, and a run is as repeatable as a serial one.
+    The thread has a policy and random numbers of its own. For every batch it gets a copy of the learner's weights,
+    taken when the learner asks for the batch `prefetch_count` before it. So batch k is flown with the weights after
+    max(0, k - prefetch_count) updates, however fast either side is, and a run is as repeatable as a serial one.
     """
 
-    def __init__(
-        self,
-        env: NavigationEnv,
-        ppo: PPO,
-        frames: int,
-        count: int = 1,
-        seed: int = 0,
-        state: dict | None = None,
-        packer: Packer | None = None,
-    ) -> None:
-        self.env, self.ppo, self.packer, self.staleness = env, ppo, packer, 0
-        self.actor = ppo.acting_copy(seed, env.device)
-        if state:
-            env.load_state_dict(state["env"])
-        # Every batch is fresh memory; one that is packed is anyway.
-        pieces = packer.pieces if packer else 1
-        self.collector = make_collector(env, self.actor, frames // pieces, return_same_td=packer is not None)
-        self._batches = iter(self.collector)
-        if state and "generator" in state:  # now, because the collector tries the policy out when it is made
-            self.actor.generator.set_state(state["generator"])
-        self._pending = deque(state.get("weights", []) if state else [])  # for the batches not yet handed out, in order
-        self._count = count
-        self._begun: deque[dict] = deque()  # of those batches: how things were when each was begun
+    def __init__(self, env: NavigationEnv, ppo: PPO, settings: CollectSettings, state: dict | None = None) -> None:
+        actor = ppo.actor.copy(ppo.seed, env.device)
+        super().__init__(env, ppo, actor, settings, state, same_td=False)
+        self._pending = deque(state.get("weights", []) if state else [])  # of the batches not handed out yet, in order
+        self._count = settings.prefetch_count
+        self._begun: deque[dict] = deque()  # the state in which each of those batches was begun
         self._change = threading.Condition()
         self._orders: queue.SimpleQueue[dict | None] = queue.SimpleQueue()
-        self._ready: queue.SimpleQueue[TensorDictBase | HeldBatch | BaseException] = queue.SimpleQueue()
+        self._ready: queue.SimpleQueue[Batch | BaseException] = queue.SimpleQueue()
         for weights in self._pending:
             self._orders.put(weights)
         self._started, self._stopping, self._failed = False, False, False
         self._thread = threading.Thread(target=self._work, name="prefetch", daemon=True)
 
-    def __iter__(self) -> Iterator[TensorDictBase | HeldBatch]:
-        return self
-
-    def __next__(self) -> TensorDictBase | HeldBatch:
+    def __next__(self) -> Batch:
         if self._stopping or self._failed:
             raise RuntimeError("the collecting thread has ended")
         if not self._started:
             self._started = True
             self._thread.start()
-            atexit.register(self.shutdown)  # a thread inside torch must not meet the end of the interpreter
+            atexit.register(self.shutdown)  # a thread inside torch must not outlive the interpreter
         while len(self._pending) <= self._count:
-            self._pending.append(self.ppo.acting_weights())
+            self._pending.append({"version": self.ppo.updates, **self.ppo.actor.weights()})
             self._orders.put(self._pending[-1])
-        batch = self._ready.get()  # a thread that has failed left its good batches here first, then its error
+        batch = self._ready.get()  # a thread that failed left its good batches here first, then its error
         if isinstance(batch, BaseException):
             self._failed = True
             raise batch  # with the thread's own traceback
         with self._change:
             self._begun.popleft()
-        weights = self._pending.popleft()
-        self.staleness = self.ppo.updates - weights["version"]
+        self.staleness = self.ppo.updates - self._pending.popleft()["version"]
         return batch
 
-    def carry(self, batch: TensorDictBase | HeldBatch) -> TensorDictBase | HeldBatch:
-        """To where it is learned from, while the learner is still busy with the one before."""
-        return batch if self.env.device == self.ppo.device else to_device(batch, self.ppo.device)
-
     def state(self) -> dict:
-        """All that is needed to go on from here, besides the learner: batches on the way are flown once more."""
+        """Everything needed to resume from here, besides the learner: batches under way are flown again."""
         with self._change:
             while not self._begun and self._thread.is_alive():
                 self._change.wait(timeout=1.0)
-            begun = self._begun[0] if self._begun else self._as_now()
+            begun = self._begun[0] if self._begun else self._now()
         return {**begun, "weights": [*self._pending]}
 
     def shutdown(self) -> None:
-        """Let the batch on the way end, and the thread with it."""
+        """Wait for the batch under way, then end the thread."""
         if self._stopping:
             return
         self._stopping = True
@@ -156,48 +178,38 @@ class PrefetchedBatches:
         try:
             while (weights := self._orders.get()) is not None and not self._stopping:
                 with self._change:
-                    self._begun.append(self._as_now())
+                    self._begun.append(self._now())
                     self._change.notify_all()
-                self.actor.fly_with(weights)
-                self._ready.put(_mark(self.carry(_next(self._batches, self.packer)), weights["version"]))
+                self.actor.load_weights(weights)
+                self._ready.put(self._collect(weights["version"]))
         except BaseException as error:
             self._ready.put(error)
             with self._change:
                 self._change.notify_all()
 
-    def _as_now(self) -> dict:
+    def _now(self) -> dict:
         return copy.deepcopy({"env": self.env.state_dict(), "generator": self.actor.generator.get_state()})
 
 
-def make_collector(env: NavigationEnv, policy: PPO, frames: int, return_same_td: bool) -> Collector:
-    """TorchRL's, set up for our policy."""
+def make_collector(env: NavigationEnv, actor: Actor, frames: int, return_same_td: bool) -> Collector:
+    """TorchRL's synchronous collector, set up for our actor."""
     return Collector(
         env,
-        policy,
+        actor,
         frames_per_batch=frames,
-        total_frames=-1,  # as many as are asked for
+        total_frames=-1,  # endless
         return_same_td=return_same_td,
-        trust_policy=True,  # the policy is a module of ours: nothing to wrap
+        trust_policy=True,  # the actor is our own module: nothing to wrap
         track_traj_ids=False,
         auto_register_policy_transforms=False,
     )
 
 
-def _next(batches: Iterator[TensorDictBase], packer: Packer | None) -> TensorDictBase | HeldBatch:
-    return packer.gather(batches) if packer else next(batches)
-
-
-def to_device(batch: TensorDictBase | HeldBatch, device: torch.device) -> TensorDictBase | HeldBatch:
-    """A copy on another device; what is packed stays packed, here. To CUDA it goes through pinned memory, and nobody
-    waits: whoever computes with it there comes later in the stream."""
-    if isinstance(batch, HeldBatch):
-        return HeldBatch(to_device(batch.small, device), batch.rows, batch.ends.to(device))
-    if device.type == "cuda" and (batch.device is None or batch.device.type == "cpu"):
-        return batch.pin_memory().to(device, non_blocking=True)
-    return batch.to(device)
-
-
-def _mark(batch: TensorDictBase | HeldBatch, version: int) -> TensorDictBase | HeldBatch:
-    content = batch.small if isinstance(batch, HeldBatch) else batch
-    content[VERSION] = torch.tensor(version).expand(content.batch_size)  # takes no memory
-    return batch
+def to_device(frames: TensorDictBase, device: torch.device) -> TensorDictBase:
+    """`frames` on `device`. To CUDA they go through pinned memory, and nobody waits: whoever computes with them there
+    comes later in the stream."""
+    if frames.device == device or (frames.device is None and device.type == "cpu"):
+        return frames
+    if device.type == "cuda" and (frames.device is None or frames.device.type == "cpu"):
+        return frames.pin_memory().to(device, non_blocking=True)
+    return frames.to(device)

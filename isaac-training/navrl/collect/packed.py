@@ -1,8 +1,8 @@
-"""Batches held packed from collection to use, for machines with less memory than frames.
+"""Batches kept compressed from collection to use, for machines with little memory.
 
-A batch is flown in pieces of a few steps; each is turned into network input, packed with LZ4 and forgotten, so that the
-observations of a whole batch are never in memory. The unit is a few drones' steps of one piece, which resemble each
-other. What is learned is, bit for bit, what would be learned from the batch itself.
+A batch is flown in pieces of a few steps; each is turned into network input, compressed with LZ4 and dropped, so the
+observations of a whole batch are never in memory. A block holds a few drones' steps of one piece, which resemble each
+other. What is learned is, bit for bit, what would be learned from the plain batch.
 """
 
 from __future__ import annotations
@@ -16,18 +16,21 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torch import Tensor
 
-from navrl.ppo.ppo import OBSERVATION, HeldBatch, needs_value
-from navrl.task.kernels import STATS
+from navrl.ppo.batch import Batch, needs_bootstrap
+from navrl.schema import STATS
 
 UNIT = 256  # frames a block aims at
 THREADS = 2
-SMALL = ("value", "log_prob", "unit", ("next", "agents", "reward"), ("next", "done"), ("next", "terminated"))
+KEPT = (
+    "value", "log_prob", "raw_action", ("next", "agents", "reward"), ("next", "done"), ("next", "terminated"),
+    *(("next", "stats", name) for name in STATS),
+)  # fmt: skip
 
 
 class PackedRows:
-    """Network input of a batch (N, T), a row a frame, drone after drone, of which the first `columns` are packed."""
+    """Network input of a batch (N, T), one row per frame, drone after drone, with the first `columns` compressed."""
 
-    ahead = 16  # minibatches unpacked together: each of them needs nearly every block
+    ahead = 16  # minibatches decompressed together: each of them needs nearly every block
 
     def __init__(self, drones: int, steps: int, columns: int | None) -> None:
         self.drones, self.steps, self._wanted = drones, steps, columns
@@ -35,11 +38,11 @@ class PackedRows:
         self._rest: Tensor | None = None
 
     def add(self, first: int, rows: Tensor) -> None:
-        """Take in the rows (N · t, columns) of the steps from `first` on; all pieces but the last are of one size."""
+        """Add the rows (N · t, columns) of the steps from `first` on; all pieces but the last have one size."""
         rows = rows.cpu()
         if self._rest is None:
             self.piece = len(rows) // self.drones
-            self.group = max(1, UNIT // self.piece)  # drones a block
+            self.group = max(1, UNIT // self.piece)  # drones per block
             self.columns = rows.shape[1] if self._wanted is None else self._wanted
             self.shape = torch.Size((self.drones * self.steps, rows.shape[1]))
             self._rest = torch.empty(self.drones, self.steps, rows.shape[1] - self.columns)
@@ -55,10 +58,17 @@ class PackedRows:
     @property
     def nbytes(self) -> int:
         """Memory this takes."""
-        return sum(map(len, self._blocks)) + self._rest.nbytes
+        return sum(map(len, self._blocks)) + (self._rest.nbytes if self._rest is not None else 0)
+
+    def tensor(self) -> Tensor:
+        """All rows, decompressed."""
+        out = torch.empty(self.shape)
+        self.select(torch.arange(len(self)), out)
+        return out
 
     def select(self, index: Tensor, out: Tensor) -> None:
-        """Rows by number into `out`; blocks are unpacked in threads, outside of the interpreter lock."""
+        """Copy rows by number into `out`; blocks are decompressed in threads, outside of the interpreter lock."""
+        assert self._rest is not None, "a batch without rows"
         index = index.cpu()
         here = out if out.device.type == "cpu" else torch.empty_like(out, device="cpu")
         drone, step = index // self.steps, index % self.steps
@@ -87,32 +97,27 @@ class PackedRows:
 
 
 class Packer:
-    """Gathers pieces of a batch from a collector into one that is held packed."""
+    """Gathers the pieces of a batch from a collector into one that is kept compressed."""
 
     def __init__(self, prepare: Callable[..., Tensor], steps: int, columns: int | None, pieces: int = 8) -> None:
-        """`prepare` turns observations into network input, of which the first `columns` are packed (None: all)."""
+        """`prepare` turns observations into network input; its first `columns` are compressed (None: all)."""
         self.prepare, self.steps, self.columns = prepare, steps, columns
         self.pieces = max(p for p in range(1, min(pieces, steps) + 1) if steps % p == 0)
 
-    def gather(self, batches: Iterator[TensorDictBase]) -> HeldBatch:
+    def gather(self, batches: Iterator[TensorDictBase]) -> Batch:
         """The next `pieces` pieces (N, steps / pieces) as one batch (N, steps)."""
-        small, ends, places = [], [], []
+        kept, last_rows, places = [], [], []
         rows: PackedRows | None = None
         for number in range(self.pieces):
-            piece = next(batches)
+            plain = Batch.prepared(piece := next(batches), self.prepare, last=number == self.pieces - 1)
             drones, steps = piece.batch_size
-            first = number * steps
             rows = rows or PackedRows(drones, self.steps, self.columns)
-            seen, then = piece["agents", "observation"], piece["next", "agents", "observation"]
-            rows.add(first, self.prepare(*(seen[name].flatten(0, 1) for name in OBSERVATION)))
-            ask = needs_value(piece, last=number == self.pieces - 1)  # (N, t)
-            ends.append(self.prepare(*(then[name][ask] for name in OBSERVATION)))
-            drone, step = ask.nonzero(as_tuple=True)
-            places.append(drone * self.steps + first + step)
-            kept = TensorDict({}, batch_size=piece.batch_size)
-            stats = [("next", "stats", name) for name in STATS]
-            for key in (*SMALL, *stats):
-                kept[key] = piece[key].clone()  # the collector writes the next piece over this one
-            small.append(kept)
-        order = torch.cat(places).argsort()  # drone after drone, as in a batch that was never in pieces
-        return HeldBatch(torch.cat(small, dim=1), rows, torch.cat(ends)[order])
+            rows.add(number * steps, plain.rows.tensor())
+            last_rows.append(plain.last_rows)
+            drone, step = needs_bootstrap(piece, last=number == self.pieces - 1).nonzero(as_tuple=True)
+            places.append(drone * self.steps + number * steps + step)
+            # Cloned, because the collector writes the next piece over this one.
+            kept.append(TensorDict({key: piece[key].clone() for key in KEPT}, batch_size=piece.batch_size))
+        assert rows is not None, "a batch has at least one piece"
+        order = torch.cat(places).argsort()  # drone after drone, as in a plain batch
+        return Batch(torch.cat(kept, dim=1), rows, torch.cat(last_rows)[order])

@@ -1,9 +1,9 @@
-"""Rollouts on disk: appended while training goes on, read back one drone at a time or all at once.
+"""Rollouts on disk: appended during training, read back one drone at a time or all at once.
 
-`data.bin` holds one record after the other, `index.jsonl` a line for each that is whole (and can be made again from the
+`data.bin` is a sequence of records, `index.jsonl` has one line per complete record (and can be rebuilt from the
 records). A record is a header (JSON), a table of blocks and the blocks: one field of a few drones each, LZ4 with or
-without its bytes shuffled, whichever was smaller. What a step led to is nearly always what the next one began with, so
-of fields under "next" only the exceptions are stored.
+without byte shuffling, whichever is smaller. The observation a step leads to is nearly always the one the next step
+starts from, so fields under "next" store only the exceptions.
 """
 
 from __future__ import annotations
@@ -36,13 +36,13 @@ log = logging.getLogger("navrl")
 
 DATA, INDEX, FOLDER = "data.bin", "index.jsonl", "rollouts"
 MAGIC = b"NVRL"
-BLOCK = 1 << 18  # bytes a block aims at: one drone is read with few others, and there are not too many blocks
+BLOCK = 1 << 18  # target bytes per block: reading one drone reads few others, and there are not too many blocks
 NEXT = "next/"
 TABLE = np.dtype([("bytes", "<u4"), ("raw", "<u4"), ("crc", "<u4")])
 
 
 class BadRollout(ValueError):
-    """A rollout that cannot be read: one line that names it."""
+    """A rollout that cannot be read; the message is one line that names it."""
 
 
 # --- packing ----------------------------------------------------------------------------------------------------
@@ -61,7 +61,7 @@ def _pack(data: bytes) -> bytes:
 
 
 def _exceptions(now: np.ndarray, then: np.ndarray) -> bytes:
-    """Where what a step led to (`then`) is not what the next began with (`now`), and what it is there."""
+    """Pack the steps whose result (`then`) is not what the following step starts from (`now`), with the results."""
     now, then = (np.ascontiguousarray(x).view(np.uint8).reshape(*x.shape[:2], -1) for x in (now, then))
     differs = np.ones(then.shape[:2], bool)  # nothing follows the last step
     differs[:, :-1] = (now[:, 1:] != then[:, :-1]).any(-1)
@@ -85,8 +85,8 @@ class _Field:
     dtype: str
     shape: tuple[int, ...]  # of one frame
     filter: str  # plain, shuffle or follows
-    group: int  # drones a block
-    first: int  # number of its first block
+    group: int  # drones per block
+    first: int  # index of its first block
 
     @property
     def source(self) -> str:
@@ -95,7 +95,7 @@ class _Field:
 
 
 def pack_rollout(batch: TensorDictBase, about: dict) -> tuple[bytes, dict]:
-    """A batch (drones, steps) as a record, and its index line without the place."""
+    """Pack a batch (drones, steps) into a record; also return its index line without the offset."""
     arrays = {}
     for key in sorted(batch.keys(True, True), key=str):
         name = "/".join(key) if isinstance(key, tuple) else key
@@ -127,13 +127,13 @@ def pack_rollout(batch: TensorDictBase, about: dict) -> tuple[bytes, dict]:
 
 
 def _line(header: dict, size: int) -> dict:
-    """What the index says of a record."""
-    told = {name: header[name] for name in ("raw_bytes", "drones", "steps")}
-    return {"bytes": size, **told, "episodes": len(header["episodes"]), **header["about"]}
+    """Build the index line of a record."""
+    summary = {name: header[name] for name in ("raw_bytes", "drones", "steps")}
+    return {"bytes": size, **summary, "episodes": len(header["episodes"]), **header["about"]}
 
 
 def _episode_lengths(done: np.ndarray) -> list[int]:
-    """Of the episodes, or parts of them, in the order of drones."""
+    """Return lengths of the episodes, or parts of them, drone by drone."""
     ends = done.copy()
     ends[:, -1] = True
     places = np.flatnonzero(ends)
@@ -146,8 +146,8 @@ def _episode_lengths(done: np.ndarray) -> list[int]:
 class RolloutArchive:
     """Appends batches in the background. Keeps a reference to each until it is written: it must not change.
 
-    When the disk is slower than training, batches that find `waiting` others are left out and counted. A run that is
-    gone on with from `iteration` will fly what came later once more, so that is dropped.
+    When the disk is slower than training, batches that find `waiting` others are left out and counted. A run
+    resumed from `iteration` repeats the later iterations, so their rollouts are dropped.
     """
 
     def __init__(
@@ -164,14 +164,14 @@ class RolloutArchive:
         atexit.register(self.shutdown)
 
     def append(self, batch: TensorDictBase, about: dict) -> None:
-        """Store a batch; `about` holds plain values to find it by (iteration, frames, ...). Returns at once."""
+        """Store a batch; `about` holds plain values to find it by (iteration, frames, ...). Returns immediately."""
         try:
             self._queue.put_nowait((batch, about))
         except queue.Full:
             self.stats["left_out"] += 1
 
     def shutdown(self) -> None:
-        """Wait for what is being stored."""
+        """Wait for pending batches and stop."""
         if self._thread.is_alive():
             self._queue.put(None)
             self._thread.join()
@@ -182,7 +182,7 @@ class RolloutArchive:
             try:
                 record, line = pack_rollout(*item)
                 line = append_record(self.folder, record, line)
-            except Exception as error:  # whatever it was, training must not notice
+            except Exception as error:  # whatever it is, training must not be affected
                 self.stats["failed"] += 1
                 self.disk.failed(f"storing a rollout in {self.folder}", error)
                 continue
@@ -192,7 +192,7 @@ class RolloutArchive:
 
 
 def append_record(folder: Path, record: bytes, line: dict) -> dict:
-    """The record first, then its line: what a crash leaves behind without a line is as good as not there."""
+    """Append the record first, then its index line: a record left without a line by a crash is ignored."""
     with (folder / DATA).open("ab", buffering=0) as file:  # unbuffered: a full disk must leave nothing to write later
         begin = file.tell()
         try:
@@ -219,7 +219,7 @@ def _signed(line: dict) -> dict:
 
 
 def read_index(folder: Path) -> list[dict]:
-    """A line a rollout. An index that is damaged or missing is made anew, in memory, from the records themselves."""
+    """Read the index, one line per rollout. A damaged or missing index is rebuilt in memory from the records."""
     lines, bad = [], not (folder / INDEX).exists()
     text = b"" if bad else (folder / INDEX).read_bytes()
     for row in text.splitlines():
@@ -234,14 +234,14 @@ def read_index(folder: Path) -> list[dict]:
     if bad:
         found = _scan(folder)
         whole = {line["offset"]: line for line in found + lines}
-        if len(whole) > len(lines):  # else it was a line torn by a crash, whose rollout was never finished
-            log.warning("%s: %d rollouts were missing in %s and found again", folder, len(whole) - len(lines), INDEX)
+        if len(whole) > len(lines):  # else a crash truncated a line whose rollout was never completed
+            log.warning("%s: %d rollouts were missing in %s and were recovered", folder, len(whole) - len(lines), INDEX)
         lines = [whole[offset] for offset in sorted(whole)]
     return lines
 
 
 def write_index(folder: Path, lines: list[dict]) -> None:
-    """Let the archive hold these rollouts and no other after the last of them."""
+    """Rewrite the index with these rollouts and truncate the data after the last of them."""
     end = max((line["offset"] + line["bytes"] for line in lines), default=0)
     temporary = folder / f"{INDEX}.tmp"
     temporary.write_text("".join(json.dumps(_signed(line)) + "\n" for line in lines))
@@ -250,7 +250,7 @@ def write_index(folder: Path, lines: list[dict]) -> None:
 
 
 def _scan(folder: Path) -> list[dict]:
-    """The records of data.bin that are whole, found by their first bytes and checksums."""
+    """Find the complete records of data.bin by their magic bytes and checksums."""
     out, place = [], 0
     if not (folder / DATA).exists() or not (folder / DATA).stat().st_size:
         return out
@@ -281,7 +281,7 @@ def _record_at(data: mmap.mmap, place: int) -> dict | None:
 
 
 class RolloutStorage:
-    """Reads an archive: whole rollouts, some drones of one, single episodes. Any number of readers at once."""
+    """Reads an archive: whole rollouts, some drones of one, single episodes. Any number of concurrent readers."""
 
     def __init__(self, folder: str | Path, threads: int = 2) -> None:
         self.folder, self.threads = Path(folder), threads
@@ -313,7 +313,7 @@ class RolloutStorage:
         return int(self._episodes[-1])
 
     def locate(self, frame: int) -> tuple[int, int, int]:
-        """Rollout, drone and step of the frame with this number, counted through the whole archive."""
+        """Return rollout, drone and step of a frame, numbered across the whole archive."""
         if not 0 <= frame < self.num_frames:
             raise IndexError(f"frame {frame} of {self.num_frames}")
         rollout = int(np.searchsorted(self._frames, frame, side="right")) - 1
@@ -321,7 +321,7 @@ class RolloutStorage:
         return rollout, drone, step
 
     def find_episode(self, episode: int) -> tuple[int, int, int, int]:
-        """Rollout, drone, first step and length of an episode, or as much of it as one rollout holds."""
+        """Return rollout, drone, first step and length of an episode, or of the part of it in one rollout."""
         if not 0 <= episode < self.num_episodes:
             raise IndexError(f"episode {episode} of {self.num_episodes}")
         rollout = int(np.searchsorted(self._episodes, episode, side="right")) - 1
@@ -330,14 +330,14 @@ class RolloutStorage:
         return rollout, drone, step, int(header.ends[local + 1] - header.ends[local])
 
     def episode(self, episode: int, keys: Sequence[str] | None = None) -> TensorDict:
-        """The frames of an episode."""
+        """Read the frames of an episode."""
         rollout, drone, step, length = self.find_episode(episode)
         return self.read(rollout, [drone], keys)[0, step : step + length]
 
     def read(self, rollout: int, drones: Iterable[int] | None = None, keys: Sequence[str] | None = None) -> TensorDict:
-        """A rollout (drones, steps), or only some drones and keys ("agents/observation/lidar") of it.
+        """Read a rollout (drones, steps), or only some drones and keys ("agents/observation/lidar") of it.
 
-        Only the blocks these are in are read from disk. Raises BadRollout if one of them is damaged.
+        Only the blocks needed are read from disk. Raises BadRollout if one of them is damaged.
         """
         rollout = range(len(self))[rollout]
         header = self._header(rollout)
@@ -349,7 +349,7 @@ class RolloutStorage:
         for name in names:
             field = header.fields[name]
             arrays[name] = np.empty((len(chosen), header.steps, *field.shape), field.dtype)
-            rows: dict[int, list[int]] = {}  # by block: which of the chosen are in it
+            rows: dict[int, list[int]] = {}  # block to rows of `chosen` in it
             for row, drone in enumerate(chosen):
                 rows.setdefault(drone // field.group, []).append(row)
             tasks += [(name, group, mine) for group, mine in rows.items()]
@@ -368,19 +368,19 @@ class RolloutStorage:
         return TensorDict(content, batch_size=[len(chosen), header.steps])
 
     def replay_buffer(self, keys: Sequence[str] | None = None, **options: object) -> ReplayBuffer:
-        """Every frame of the archive in a TorchRL replay buffer, for learning off policy or by imitation.
+        """Load every frame of the archive into a TorchRL replay buffer, for off-policy or imitation learning.
 
-        A rollout that is damaged is left out, and named in a warning.
+        Damaged rollouts are skipped with a warning.
         """
         buffer = ReplayBuffer(storage=LazyTensorStorage(self.num_frames), **options)
         for rollout in range(len(self)):
             try:
                 buffer.extend(self.read(rollout, keys=keys).reshape(-1))
             except BadRollout as error:
-                log.warning("%s; left out", error)
+                log.warning("%s; skipped", error)
         return buffer
 
-    # --- inside -------------------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------------------
 
     def _header(self, rollout: int) -> _Header:
         if rollout not in self._headers:

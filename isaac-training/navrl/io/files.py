@@ -1,4 +1,4 @@
-"""Checkpoint files: torch's own format, in an LZ4 frame if wanted. Written whole or not at all, checked when read.
+"""Checkpoint files: torch's own format, optionally in an LZ4 frame. Written atomically, verified when read.
 
 `lz4 -d x.pt.lz4` and `torch.load(..., weights_only=True)` open them without this package.
 """
@@ -36,7 +36,7 @@ PIECE = 1 << 20
 
 
 class BadCheckpoint(ValueError):
-    """A file that is torn, damaged, foreign or hostile: one line that names it."""
+    """A truncated, damaged, foreign or malicious file; the message is one line that names it."""
 
 
 # --- writing ----------------------------------------------------------------------------------------------------
@@ -44,7 +44,7 @@ class BadCheckpoint(ValueError):
 
 @dataclass(frozen=True)
 class Written:
-    """A save, as its manifest line tells it."""
+    """A save as recorded in its manifest line."""
 
     file: str
     bytes: int  # on disk
@@ -56,7 +56,7 @@ class Written:
 def write_checkpoint(path: Path, content: dict, level: int | None = None, manifest: Path | None = None) -> Written:
     """Write tensors and plain values to `path`, packed with LZ4 and named `.lz4` if a `level` is given.
 
-    A reader, or a crash at any moment, meets the old file or the new one, never a part. `manifest` gets a line.
+    A reader, or a crash at any moment, finds the old file or the new one, never a partial one. Appends to `manifest`.
     """
     began = time.perf_counter()
     path = path if level is None or path.suffix == PACKED else path.with_name(path.name + PACKED)
@@ -67,31 +67,31 @@ def write_checkpoint(path: Path, content: dict, level: int | None = None, manife
             try:
                 with io.BufferedWriter(sink, PIECE) as buffer:  # torch writes in hundreds of small pieces
                     torch.save(content, buffer)
-            except (RuntimeError, ValueError) as error:  # how torch and the buffer wrap what went wrong while writing
+            except (RuntimeError, ValueError) as error:  # how torch and the buffer wrap write errors
                 raise sink.error or error from None
             file.flush()
             os.fsync(file.fileno())
         name = os.path.relpath(path, manifest.parent) if manifest else path.name
         written = Written(name, sink.bytes, sink.raw, f"{sink.crc:08x}", time.perf_counter() - began)
-        if manifest:  # before the rename: a line without its file can be told, a file without its line cannot
-            with contextlib.suppress(OSError):  # the file matters more than what is told of it
+        if manifest:  # before the rename: a line without a file can be detected, a file without a line cannot
+            with contextlib.suppress(OSError):  # the file matters more than its manifest line
                 append_line(manifest, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **asdict(written)})
         temporary.replace(path)
     except BaseException:
         with contextlib.suppress(OSError):
             temporary.unlink()
         raise
-    with contextlib.suppress(OSError):  # some network file systems know no such thing; the file is in place
+    with contextlib.suppress(OSError):  # some network file systems do not support it; the file is in place
         sync_directory(path.parent)
     with contextlib.suppress(OSError):
-        _sibling(path).unlink()  # saved before in the other form: now out of date
+        _sibling(path).unlink()  # an earlier save in the other form is now stale
     return written
 
 
 class _Sink(io.RawIOBase):
-    """What torch.save writes into: bytes are packed and passed on as they come, and nothing is held twice.
+    """Stream for torch.save: bytes are packed and written as they arrive, without a second copy in memory.
 
-    Packing, checksum and disk all work without the interpreter lock.
+    Packing, checksum and disk writes all release the GIL.
     """
 
     def __init__(self, file: BinaryIO, level: int | None) -> None:
@@ -131,7 +131,7 @@ class _Sink(io.RawIOBase):
 
 
 def append_line(path: Path, record: dict, sync: bool = False) -> None:
-    """Add a line of JSON, on disk when this returns if `sync`; a line torn by a crash before stays alone."""
+    """Append a line of JSON, on disk on return if `sync`; a line truncated by an earlier crash stays separate."""
     line = json.dumps(record).encode() + b"\n"
     with path.open("ab+") as file:
         if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
@@ -143,7 +143,7 @@ def append_line(path: Path, record: dict, sync: bool = False) -> None:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Lines of JSON, without those that a crash tore."""
+    """Read lines of JSON, skipping those truncated by a crash."""
     out = []
     with contextlib.suppress(FileNotFoundError):
         for row in path.read_bytes().splitlines():
@@ -154,7 +154,7 @@ def read_lines(path: Path) -> list[dict]:
 
 
 def sync_directory(path: Path) -> None:
-    """A rename is safe from a power cut only when its directory is on disk too."""
+    """Flush a directory to disk; without this a rename may not survive a power cut."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
@@ -166,9 +166,9 @@ def sync_directory(path: Path) -> None:
 
 
 def load_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> dict:
-    """What was saved at `path`, with or without `.lz4`; nothing in the file is ever executed.
+    """Load the checkpoint at `path`, with or without `.lz4`; nothing in the file is ever executed.
 
-    Raises BadCheckpoint in one line if it cannot be found, is not whole, was changed, or is something else.
+    Raises BadCheckpoint with a one-line message if it is missing, incomplete, modified or not a checkpoint.
     """
     path = checkpoint_path(path)
     with _one_line(path), _open(path) as file:
@@ -177,7 +177,7 @@ def load_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> dic
         if magic == LZ4_MAGIC:
             file = io.BytesIO(_unpack(file, path))
         elif magic != ZIP_MAGIC:
-            raise BadCheckpoint(f"{path} is not a checkpoint (neither torch's format nor that in LZ4)")
+            raise BadCheckpoint(f"{path} is not a checkpoint (neither torch's format nor LZ4)")
         _check_zip(file, path)
         file.seek(0)
         content = torch.load(file, map_location=device, weights_only=True)
@@ -187,13 +187,13 @@ def load_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> dic
 
 
 def checkpoint_path(path: str | Path) -> Path:
-    """The file that is there for a checkpoint called so, with or without `.lz4`."""
+    """Return the existing file of a checkpoint given by either name, with or without `.lz4`."""
     path = Path(path)
     return _sibling(path) if not os.path.lexists(path) and os.path.lexists(_sibling(path)) else path
 
 
 def _sibling(path: Path) -> Path:
-    """The same checkpoint in its other form: x.pt and x.pt.lz4."""
+    """Return the path of the same checkpoint in its other form: x.pt or x.pt.lz4."""
     return path.with_suffix("") if path.suffix == PACKED else path.with_name(path.name + PACKED)
 
 
@@ -210,8 +210,8 @@ def _one_line(path: Path) -> Iterator[None]:
     except pickle.UnpicklingError as error:
         wanted = re.search(r"GLOBAL (\S+)|(?:global|function|class) ['`\"]?([\w.]+\.[\w.]+)", str(error))
         name = next((group for group in wanted.groups() if group), "code") if wanted else "code"
-        raise BadCheckpoint(f"{path} asks to run {name}; a checkpoint is data, so it is refused") from None
-    except Exception as error:  # foreign bytes fail in torch, zipfile and lz4 in as many ways as there are bytes
+        raise BadCheckpoint(f"{path} asks to run {name}; refused, because a checkpoint is only data") from None
+    except Exception as error:  # corrupt bytes can fail in any way in torch, zipfile and lz4
         raise BadCheckpoint(f"{path} is damaged ({type(error).__name__})") from None
 
 
@@ -227,7 +227,7 @@ def _open(path: Path) -> BinaryIO:
 
 
 def _unpack(file: BinaryIO, path: Path) -> bytearray:
-    """The content of an LZ4 frame: once over it to check and count, once to keep, so that a bomb costs no memory."""
+    """Decompress an LZ4 frame in two passes, one to check and count, one to keep, so that a bomb costs no memory."""
     limit = psutil.virtual_memory().available // 2
     size = 0
     for piece in _pieces(file, path):
@@ -253,16 +253,16 @@ def _pieces(file: BinaryIO, path: Path) -> Iterator[bytes]:
     except RuntimeError as error:  # what lz4 raises, checksums included
         raise BadCheckpoint(f"{path} is damaged ({str(error).split(': ')[-1]})") from None
     if unpacker.unused_data or file.read(1):
-        raise BadCheckpoint(f"{path} is damaged (something was added at its end)")
+        raise BadCheckpoint(f"{path} is damaged (bytes were added at its end)")
 
 
 def _check_zip(file: BinaryIO, path: Path) -> None:
-    """torch does not compare the checksums in its files; and what it never packs may not unpack to more."""
+    """Verify checksums, which torch does not; reject compressed or overlapping entries, which torch never writes."""
     with zipfile.ZipFile(file) as archive:
         entries = archive.infolist()
     stored = all(e.compress_type == zipfile.ZIP_STORED and e.file_size == e.compress_size for e in entries)
     if not stored or sum(e.file_size for e in entries) > file.seek(0, os.SEEK_END):
-        raise BadCheckpoint(f"{path} unpacks to something else than it holds; torch writes no such file")
+        raise BadCheckpoint(f"{path} has compressed or overlapping entries; torch never writes such files")
     file.seek(0)
     reader = torch._C.PyTorchFileReader(file)  # as torch will read it: zipfile and torch do not trust the same fields
     for entry in entries:
@@ -271,11 +271,11 @@ def _check_zip(file: BinaryIO, path: Path) -> None:
             raise BadCheckpoint(f"{path} is damaged (checksum of {name})")
 
 
-# --- living with a disk that fails ------------------------------------------------------------------------------
+# --- disk failures ----------------------------------------------------------------------------------------------
 
 
 class DiskGuard:
-    """Training outlives its disk: a write that fails is counted and told once, and the run goes on."""
+    """Lets training survive disk failures: a failed write is counted, the first is reported, and the run continues."""
 
     def __init__(self) -> None:
         self.failures = 0
@@ -291,5 +291,5 @@ class DiskGuard:
         self.failures += 1
         if self.failures == 1:
             full = getattr(error, "errno", None) in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
-            remedy = "free some space" if full else "mend that"
-            log.warning("%s failed: %s; training goes on, %s or it will not be saved", what, error, remedy)
+            remedy = "free some space" if full else "fix this"
+            log.warning("%s failed: %s; training continues, %s or it will not be saved", what, error, remedy)

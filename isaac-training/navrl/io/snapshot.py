@@ -1,4 +1,4 @@
-"""A copy of everything at one moment, taken faster than an optimizer step, that nothing changes afterwards."""
+"""A consistent copy of nested tensors, taken faster than an optimizer step and not changed afterwards."""
 
 from __future__ import annotations
 
@@ -8,18 +8,18 @@ import torch
 from torch import Tensor
 
 PLAIN = {int, float, str, bool, type(None)}
-LARGE = 1 << 22  # bytes from which several threads copy faster than one; waking them may take 10 ms
+LARGE = 1 << 22  # bytes above which several threads copy faster than one; waking them may take 10 ms
 
 
 class Live(dict):
-    """Tensors, in dicts and lists, that are written into but never exchanged: snapshots look through them once."""
+    """Nested tensors that are updated in place but never replaced: snapshots traverse them only once."""
 
 
 @dataclass
 class _Pairs:
-    """Where to copy to and from."""
+    """Destinations and sources of a copy."""
 
-    small: list[tuple[memoryview, memoryview]] = field(default_factory=list)  # a third of torch's time, or numpy's
+    small: list[tuple[memoryview, memoryview]] = field(default_factory=list)  # in a third of torch's or numpy's time
     other: list[tuple[Tensor, Tensor]] = field(default_factory=list)
 
     def add(self, copy: Tensor, tensor: Tensor) -> None:
@@ -42,10 +42,10 @@ def _bytes(tensor: Tensor) -> memoryview:
 
 
 class Snapshot:
-    """A deep copy in host memory that is kept and used again for the next one.
+    """A deep copy in host memory that is reused for the next one.
 
-    From CUDA the copy goes to pinned memory in the order of the stream: what the training thread asks for next, an
-    optimizer step say, waits on the device and not in Python. `wait()` before reading.
+    CUDA tensors are copied to pinned memory in stream order: the next operation of the training thread, such as an
+    optimizer step, waits on the device and not in Python. Call `wait()` before reading.
     """
 
     def __init__(self) -> None:
@@ -54,7 +54,7 @@ class Snapshot:
         self._copied: torch.cuda.Event | None = None
 
     def take(self, content: dict) -> None:
-        """Copy `content`: nested dicts, lists and tuples of tensors and plain values. TypeError for anything else."""
+        """Copy `content`: nested dicts, lists and tuples of tensors and plain values. Raises TypeError otherwise."""
         known, self._known, pairs = self._known, {}, _Pairs()
         self.content = self._copy(content, self.content, pairs, known)
         parts = [pairs, *(live_pairs for _, _, live_pairs in self._known.values())]
@@ -65,13 +65,13 @@ class Snapshot:
             self._copied.record()
 
     def wait(self) -> None:
-        """Until the copy has arrived; call it where waiting is free."""
+        """Wait until the copy has arrived; call it where waiting costs nothing."""
         if self._copied is not None:
             self._copied.synchronize()
             self._copied = None
 
     def _copy(self, node: object, old: object, pairs: _Pairs, known: dict | None) -> object:
-        """`node` with every tensor replaced by memory for its copy: that of `old`, the copy before, where it fits."""
+        """Return `node` with memory for a copy of each tensor: that of `old`, the previous copy, where it fits."""
         if type(node) is Live and known is not None:
             if id(node) not in known:
                 mine = _Pairs()
@@ -98,7 +98,7 @@ class Snapshot:
 
 
 def tensors_of(content: object) -> list[Tensor]:
-    """The tensors in nested dicts, lists and tuples, in order."""
+    """List the tensors in nested dicts, lists and tuples, in order."""
     if isinstance(content, Tensor):
         return [content]
     if isinstance(content, dict):

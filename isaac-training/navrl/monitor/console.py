@@ -1,4 +1,4 @@
-"""What a person sees while training: a live panel in a terminal, plain lines anywhere else."""
+"""Training progress on screen: a live panel in a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from rich.text import Text
 
 from navrl.monitor.flights import COLOURS
 
-PLAIN_SECONDS = 10.0  # between lines where nothing can be redrawn
+PLAIN_SECONDS = 10.0  # between lines where the screen cannot be redrawn
 
 
 class TrainingConsole:
@@ -42,7 +42,7 @@ class TrainingConsole:
         self.console.print(what, highlight=False, soft_wrap=isinstance(what, str))
 
     def update(self, frames: int, speed: float, metrics: Mapping[str, float], shares: Mapping[str, float]) -> None:
-        """`speed` in frames/s, `shares` of wall time by phase, `metrics` as logged."""
+        """Show progress: `speed` in frames/s, `shares` of wall time by phase, `metrics` as logged."""
         left = (self.total - frames) / max(speed, 1e-9)
         if self.console.is_terminal:
             self.live.update(self._panel(frames, speed, left, metrics, shares))

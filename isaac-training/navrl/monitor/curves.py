@@ -9,7 +9,7 @@ import numpy as np
 
 from navrl.monitor.flights import COLOURS, pyplot, write_figure
 
-# Success of NavRL's published policy in our own evaluation (README): the line to beat.
+# Success of NavRL's published policy in our own evaluation (docs/evaluation.md): the line to beat.
 PUBLISHED = {
     "borders-350-0": 92.5, "borders-350-80": 63.5, "borders-0-80": 81.8, "borders-350-120": 55.7,
     "crossing-350-0": 94.1, "crossing-350-80": 38.5, "crossing-0-80": 79.2, "crossing-350-120": 22.9,
@@ -50,7 +50,7 @@ def draw_curves(path: Path, title: str, rows: Sequence[Mapping[str, float]]) -> 
 
 
 def draw_comparison(path: Path, runs: Mapping[str, Sequence[Mapping[str, float]]]) -> None:
-    """Success on unseen maps over minutes, one panel a scenario: every run, their mean and spread, NavRL's line."""
+    """Success on unseen maps over minutes, one panel per scenario: every run, their mean and spread, NavRL's line."""
     plt = pyplot()
     names = sorted({key.split("/")[1] for rows in runs.values() for row in rows for key in row if key[:5] == "eval/"})
     columns = min(len(names), 2) or 1
@@ -63,7 +63,8 @@ def draw_comparison(path: Path, runs: Mapping[str, Sequence[Mapping[str, float]]
         for rows in runs.values():
             minutes = {row["frames"]: row["charts/minutes"] for row in rows if "charts/minutes" in row}
             scored = [(row["frames"], row[f"eval/{name}/success"]) for row in rows if f"eval/{name}/success" in row]
-            lines.append(np.array([(minutes[at], 100 * score) for at, score in scored]).reshape(-1, 2))
+            known = [(minutes[at], 100 * score) for at, score in scored if at in minutes]  # a file may lack rows
+            lines.append(np.array(known).reshape(-1, 2))
             axis.plot(*lines[-1].T, "o-", ms=2.5, lw=0.8, color="#2a9d4a", alpha=0.45)
         if len({len(line) for line in lines}) == 1:
             mean, spread = np.mean(lines, axis=0), np.std([line[:, 1] for line in lines], axis=0)

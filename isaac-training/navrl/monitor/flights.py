@@ -1,4 +1,4 @@
-"""Shows evaluated flights to a person: a table in the terminal and maps seen from above."""
+"""Flights for people: running means, a table for the terminal, maps seen from above."""
 
 from __future__ import annotations
 
@@ -13,11 +13,14 @@ import torch
 from rich import box
 from rich.table import Table
 
-from navrl.sim.scene import BORDER, GROUND_HALF
+from navrl.schema import OUTCOMES
 
 if TYPE_CHECKING:
+    from tensordict import TensorDictBase
+
     from navrl.task.evaluation import Flights
 
+SHOWN = (*OUTCOMES, "return", "length")  # statistics of flights that ended while training
 COLOURS = {  # of outcomes, in the task's order
     "success": "#2a9d4a",
     "static_collision": "#d62728",
@@ -40,14 +43,20 @@ HEADINGS = {
 
 
 class RecentFlights:
-    """Means over the last flights that ended, while training goes on."""
+    """Means over the last flights that ended during training."""
 
     def __init__(self, window: int = 1024) -> None:
         self.window = window
         self.values: dict[str, np.ndarray] = {}
 
-    def add(self, ended: dict[str, np.ndarray]) -> None:
-        """`ended`: one value a flight, by name."""
+    def add(self, frames: TensorDictBase) -> dict[str, float]:
+        """Count the flights that ended in a batch; returns the means now."""
+        ended = frames["next", "done"].squeeze(-1)
+        self.extend({name: frames["next", "stats", name][ended].view(-1).cpu().numpy() for name in SHOWN})
+        return self.means()
+
+    def extend(self, ended: dict[str, np.ndarray]) -> None:
+        """Count flights: one value per flight, by name."""
         for name, new in ended.items():
             self.values[name] = np.concatenate([self.values.get(name, new[:0]), new])[-self.window :]
 
@@ -56,7 +65,7 @@ class RecentFlights:
         return {"names": [*self.values], "values": torch.from_numpy(rows)}
 
     def load_state(self, state: dict) -> None:
-        """Go on from `state()`."""
+        """Restore `state()`."""
         self.values = dict(zip(state["names"], state["values"].numpy().copy(), strict=True))
 
     def means(self) -> dict[str, float]:
@@ -102,7 +111,7 @@ def pyplot() -> ModuleType:
 
 
 def write_figure(figure: Any, path: Path) -> None:
-    """Write a figure and give its memory back, even if the disk is full."""
+    """Write a figure and free its memory, even if the disk is full."""
     try:
         figure.savefig(path, dpi=100)
     finally:
@@ -110,7 +119,7 @@ def write_figure(figure: Any, path: Path) -> None:
 
 
 def draw_flights(path: Path, title: str, flights: Flights) -> None:
-    """One panel a map: obstacles from above (darker is higher), every flight coloured by how it ended.
+    """One panel per map: obstacles from above (darker is higher), every flight coloured by how it ended.
 
     Moving obstacles are drawn where they start.
     """
@@ -124,7 +133,7 @@ def draw_flights(path: Path, title: str, flights: Flights) -> None:
     maps = np.unique(map_index)
     columns = math.ceil(math.sqrt(len(maps) * 16 / 9))
     rows = math.ceil(len(maps) / columns)
-    size = max(2.2 if len(maps) > 32 else 3.4, 9.0 / rows)  # inches a panel
+    size = max(2.2 if len(maps) > 32 else 3.4, 9.0 / rows)  # inches per panel
     figure, axes = plt.subplots(rows, columns, figsize=(size * columns, size * rows + 0.9), squeeze=False)
     colours = np.array([COLOURS[o] for o in outcome])
     for axis in axes.flat:
@@ -144,8 +153,9 @@ def draw_flights(path: Path, title: str, flights: Flights) -> None:
         axis.add_collection(LineCollection(trace[mine][:, :, :2], colors=colours[mine], linewidths=0.7, alpha=0.85))
         crashed = mine[[outcome[i] not in ("success", "timeout") for i in mine]]
         axis.scatter(*trace[crashed, -1, :2].T, c=colours[crashed], s=9, marker="x", linewidths=0.9, zorder=3)
-        axis.add_patch(Rectangle((-BORDER, -BORDER), 2 * BORDER, 2 * BORDER, fill=False, lw=0.4, ec="#bbbbbb"))
-        axis.set(xlim=(-GROUND_HALF - 1, GROUND_HALF + 1), ylim=(-GROUND_HALF - 1, GROUND_HALF + 1), aspect="equal")
+        border, limit = scene.border, scene.ground_half + 1
+        axis.add_patch(Rectangle((-border, -border), 2 * border, 2 * border, fill=False, lw=0.4, ec="#bbbbbb"))
+        axis.set(xlim=(-limit, limit), ylim=(-limit, limit), aspect="equal")
 
     shares = {name: np.mean([o == name for o in outcome]) for name in COLOURS}
     legend = [

@@ -23,10 +23,10 @@ class Logger(Protocol):
 
 
 class CsvLogger:
-    """metrics.csv: one row an iteration, one column a metric; a column that appears later is added to the file."""
+    """metrics.csv: one row per iteration, one column per metric; a column that appears later is added to the file."""
 
     def __init__(self, path: Path, rows: list[dict[str, float]] | None = None) -> None:
-        """`rows`: what the file is to hold from before, if a run is gone on with."""
+        """`rows`: what the file holds from before, in a resumed run."""
         self.path = path
         self.rows: list[dict[str, float]] = rows or []
         self._columns: list[str] | None = None  # of the file; None: it has to be written anew
@@ -77,7 +77,7 @@ class TensorBoardLogger:
     """Event files under `directory`, for `tensorboard --logdir`."""
 
     def __init__(self, directory: Path, after: int = 0) -> None:
-        """`after`: frames up to which earlier events stand, if a run is gone on with."""
+        """`after`: frames up to which earlier events stand, in a resumed run."""
         from torch.utils.tensorboard import SummaryWriter
 
         self.writer = SummaryWriter(str(directory), purge_step=after + 1 if after else None)
@@ -124,7 +124,7 @@ class WandbLogger:
             reason = str(error).strip().splitlines()[0] if str(error).strip() else type(error).__name__
             log.warning("wandb.mode=online: %s; logging offline, upload later with: wandb sync %s", reason, directory)
             self.run = wandb.init(**wanted, config=config, mode="offline")
-        # Frames are the x axis, not wandb's own step: that may only rise, and a run that is gone on with may repeat.
+        # Frames are the x axis, not wandb's own step: that may only rise, and a resumed run may repeat.
         self.run.define_metric("*", step_metric="frames")
 
     def log(self, metrics: Mapping[str, float], frames: int) -> None:

@@ -1,4 +1,4 @@
-"""Where the time and the memory of a run go: nested timers, a summary, a trace that Perfetto opens."""
+"""Time and memory use of a run: nested timers, a summary, a trace for Perfetto."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import functools
 import json
 import logging
 import os
+import resource
 import threading
 import time
 from collections import deque
@@ -18,12 +19,12 @@ import torch
 
 log = logging.getLogger("navrl")
 
-KEPT = 1000  # durations a timer remembers
-GROWTH_WINDOWS, GROWTH_MB = 5, 50.0  # memory that rises in so many windows in a row, by so much, is told of
+KEPT = 1000  # durations kept per timer
+GROWTH_WINDOWS, GROWTH_MB = 5, 50.0  # warn if memory grows in so many windows in a row, by so much
 
 
 class Timer:
-    """One place in the tree of timers. As a context it measures; on CUDA the device's own time, asked for later."""
+    """One node in the tree of timers; a context manager. On CUDA it measures device time, read later."""
 
     __slots__ = (
         "_began",
@@ -71,7 +72,7 @@ class Timer:
         self.count += 1
 
     def collect(self) -> None:
-        """Take in what the device has finished by now, without waiting for the rest."""
+        """Add the measurements the device has finished, without waiting for the rest."""
         while self._pending and self._pending[0][1].query():
             began, ended = self._pending.popleft()
             self.add(began.elapsed_time(ended) / 1e3)
@@ -84,15 +85,16 @@ def _event() -> torch.cuda.Event:
 
 
 class PerformanceMonitor:
-    """`with monitor.timer("update"):` measures; inside another timer it becomes its child, as in "collect/policy".
+    """Measures blocks of `with monitor.timer("update"):`; nested timers become children, as in "collect/policy".
 
-    Threads have trees of their own. Timers cost about a microsecond; nothing here waits for a device.
+    Every thread has its own tree. A timer costs about a microsecond; nothing here waits for a device.
     """
 
     def __init__(self, device: str = "cpu", trace: Path | None = None) -> None:
         self._cuda = device.startswith("cuda")
         self._roots: list[Timer] = []
-        self._before: dict[str, tuple[float, int]] = {}  # total and count by timer, of a run that is gone on with
+        self._growing = threading.Lock()  # a thread may add a timer while another lists them all
+        self._before: dict[str, tuple[float, int]] = {}  # total and count per timer, before a resume
         self._place = _Place(self)
         self._began = time.perf_counter()
         self._memory: deque[float] = deque(maxlen=GROWTH_WINDOWS + 1)
@@ -105,12 +107,12 @@ class PerformanceMonitor:
     # --- measuring ----------------------------------------------------------------------------------------------
 
     def timer(self, name: str) -> Timer:
-        """To be entered with `with`."""
+        """Return the timer `name` inside the current one, for use in a `with` statement."""
         here = self._place.current
         return here.children.get(name) or self._new(here, name)
 
     def watch(self, thing: object, method: str, name: str) -> None:
-        """Measure every call of a method of this one object."""
+        """Time every call of a method of this one object."""
         call = getattr(thing, method)
 
         @functools.wraps(call)
@@ -122,17 +124,18 @@ class PerformanceMonitor:
 
     def _new(self, parent: Timer, name: str) -> Timer:
         timer = Timer(self, parent, f"{parent.path}/{name}" if parent.path else name)
-        return parent.children.setdefault(name, timer)
+        with self._growing:
+            return parent.children.setdefault(name, timer)
 
-    # --- telling ------------------------------------------------------------------------------------------------
+    # --- reporting ----------------------------------------------------------------------------------------------
 
     @property
     def elapsed(self) -> float:
-        """Seconds of this run, those before it was gone on with included."""
+        """Seconds of this run, including those before a resume."""
         return time.perf_counter() - self._began
 
     def get_stats(self, window: int = 100) -> dict[str, dict[str, float]]:
-        """By timer: mean, std, min, max, p50, p95 of its last `window` calls in s, and its share of all wall time."""
+        """Return mean, std, min, max, p50, p95 (s) of the last `window` calls and share of wall time, per timer."""
         out: dict[str, dict[str, float]] = {}
         totals = self._totals()
         for timer in self._timers():
@@ -148,7 +151,7 @@ class PerformanceMonitor:
         return out
 
     def get_summary(self, window: int = 100) -> str:
-        """A table for people."""
+        """Format the statistics as a table."""
         lines = [
             f"{'where the time goes':32}  share     mean      p50      p95      max  ms of the last {window} calls"
         ]
@@ -159,11 +162,11 @@ class PerformanceMonitor:
         return "\n".join(lines)
 
     def shares(self) -> dict[str, float]:
-        """Of wall time, by outermost timer."""
+        """Return the share of wall time per outermost timer."""
         return {path: total / self.elapsed for path, (total, _) in self._totals().items() if "/" not in path}
 
     def memory(self, buffers: int = 0) -> dict[str, float]:
-        """Memory now, in MB: of the process, of the device, and of the `buffers` (bytes) that are told of."""
+        """Return current memory in MB: of the process, of the device, and of the given `buffers` (bytes)."""
         resident = self._process.memory_info().rss / 1e6
         self._samples.append(resident)
         out = {"perf/memory_mb": resident, "perf/buffers_mb": buffers / 1e6}
@@ -172,7 +175,7 @@ class PerformanceMonitor:
         return out
 
     def end_window(self) -> dict[str, float]:
-        """To be called every hundred iterations or so: `perf/*` for a logger, and a look at memory."""
+        """Return `perf/*` for a logger and check memory growth; call every hundred iterations or so."""
         if self._samples:
             self._memory.append(float(np.mean(self._samples)))
             self._samples.clear()
@@ -186,7 +189,7 @@ class PerformanceMonitor:
         return out
 
     def write_trace(self) -> None:
-        """Add what happened since to the trace: a JSON array that need not be closed, so a crash costs nothing."""
+        """Append new events to the trace: a JSON array that need not be closed, so a crash costs nothing."""
         if not self._events:
             return
         events, self._events = self._events, []
@@ -197,19 +200,19 @@ class PerformanceMonitor:
                 span = {"ts": 1e6 * (began - self._began), "dur": 1e6 * (ended - began), "pid": process, "tid": thread}
                 file.write(json.dumps({"name": path.rpartition("/")[2], "cat": path, "ph": "X", **span}) + ",\n")
 
-    # --- going on -----------------------------------------------------------------------------------------------
+    # --- resuming -----------------------------------------------------------------------------------------------
 
     def state(self) -> dict:
-        """What has been counted so far."""
+        """Return what has been counted so far."""
         return {"elapsed": self.elapsed, "timers": {path: list(sums) for path, sums in self._totals().items()}}
 
     def load_state(self, state: dict) -> None:
-        """Go on counting from `state()`."""
+        """Continue counting from `state()`."""
         self._began = time.perf_counter() - state["elapsed"]
         self._before = {path: (total, count) for path, (total, count) in state["timers"].items()}
 
     def _totals(self) -> dict[str, tuple[float, int]]:
-        """Seconds and calls by timer, over all threads and all lives of a run."""
+        """Return seconds and calls per timer, over all threads and resumes of a run."""
         out = dict(self._before)
         for timer in self._timers():
             timer.collect()
@@ -218,19 +221,25 @@ class PerformanceMonitor:
         return out
 
     def _timers(self) -> list[Timer]:
-        """Every timer, parents before their children."""
-        out, queue = [], [timer for root in self._roots for timer in root.children.values()]
-        while queue:
-            timer = queue.pop(0)
-            out.append(timer)
-            queue = [*timer.children.values(), *queue]
-        return out
+        """List every timer, parents before their children."""
+        with self._growing:
+            out, queue = [], [timer for root in self._roots for timer in root.children.values()]
+            while queue:
+                timer = queue.pop(0)
+                out.append(timer)
+                queue = [*timer.children.values(), *queue]
+            return out
 
 
 class _Place(threading.local):
-    """Where a thread is in its tree of timers."""
+    """Current position of a thread in its tree of timers."""
 
     def __init__(self, monitor: PerformanceMonitor) -> None:
         thread = threading.current_thread()
         self.current = Timer(monitor, None, "" if thread is threading.main_thread() else thread.name)
         monitor._roots.append(self.current)
+
+
+def peak_memory_mb() -> float:
+    """The most memory this process has had."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e3

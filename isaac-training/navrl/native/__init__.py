@@ -1,1 +1,1 @@
-"""Compiled Warp kernels, called fast and shared out over the cores."""
+"""Compiled Warp kernels: fast launches, split across CPU cores."""

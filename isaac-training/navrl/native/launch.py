@@ -1,9 +1,9 @@
-"""Warp launches that are packed once and repeated, alone or shared out over the cores of a CPU.
+"""Warp launches that are packed once and replayed, alone or split across the cores of a CPU.
 
-Warp runs a CPU launch on one core. To use all, drones are cut into slices and every slice runs on a thread of the
-OpenMP team that torch itself computes with: those threads are awake while a program flies and learns, so handing them
-work costs a few microseconds. (Python threads cost a hundred: waking one takes 50 µs, getting the GIL back as long,
-and torch's own team keeps the cores busy waiting meanwhile.)
+Warp runs a CPU launch on one core. To use all cores, drones are split into slices and every slice runs on a thread of
+torch's own OpenMP team: those threads stay awake during training, so handing them work costs a few microseconds.
+(Python threads cost a hundred: waking one takes 50 µs, reacquiring the GIL another 50 µs, and torch's team keeps the
+cores busy waiting meanwhile.)
 """
 
 from __future__ import annotations
@@ -18,15 +18,15 @@ import warp as wp
 
 from navrl.native.runtime import FORWARD_ONLY
 
-SLICE_FLOOR = 32  # drones; a second thread does not pay for less
+SLICE_FLOOR = 32  # drones; below this a second thread does not pay off
 
 
 class Recorded:
-    """A launch with its arguments packed. On a CPU it is called directly, which takes 1 µs where Warp takes 5."""
+    """A launch with packed arguments. On a CPU it is called directly, which takes 1 µs instead of 5 through Warp."""
 
     def __init__(self, kernel: wp.Kernel, dim: int | tuple[int, ...], inputs: list, device: torch.device) -> None:
         inputs = [wp.from_torch(value) if isinstance(value, torch.Tensor) else value for value in inputs]
-        self._inputs = inputs  # keeps the memory behind the addresses
+        self._inputs = inputs  # keeps the memory behind the addresses alive
         self._launch = wp.launch(kernel, dim, inputs=inputs, device=str(device), record_cmd=True)
         self._on_cpu = device.type == "cpu"
         if self._on_cpu:
@@ -38,14 +38,14 @@ class Recorded:
             self._entry = self._launch.hooks.forward
 
     def set(self, name: str, value: int) -> None:
-        """Change a number among the arguments."""
+        """Change a numeric argument."""
         if self._on_cpu:
             setattr(self._arguments, name, value)
         else:
             self._launch.set_param_by_name(name, value)
 
     def resize(self, dim: int | tuple[int, ...]) -> None:
-        """Change how many threads are launched."""
+        """Change the launch dimensions."""
         self._launch.set_dim(dim)
         if self._on_cpu:
             self._bounds = self._launch.params[0]
@@ -57,20 +57,20 @@ class Recorded:
             self._launch.launch()
 
     def addresses(self) -> tuple[int, int, int]:
-        """CPU only: the compiled function, its bounds and its arguments, for code that calls it from C."""
+        """Return addresses of the compiled function, its bounds and its arguments, to call it from C. CPU only."""
         entry = ctypes.cast(self._entry, ctypes.c_void_p).value
         return entry, ctypes.addressof(self._bounds), ctypes.addressof(self._arguments)
 
 
 @wp.func_native("return ((const int*)address)[index];")
 def number_at(address: wp.uint64, index: int) -> int:
-    """Element of a list of int32 given by its address: a list that changes at every launch costs no packing."""
+    """Read an element of an int32 array by address: an array that changes at every launch needs no packing."""
     ...
 
 
 @wp.func_native("""
     // One parallel region; each of its threads takes every n-th slice and runs the slice's launches in order.
-    typedef signed (*Query)(); // Warp makes a macro of the other word
+    typedef signed (*Query)(); // not `int`, which Warp defines as a macro int(x)
     struct Work { Query thread, threads; const unsigned long long* table; int slices, launches; };
     Work work{(Query)thread, (Query)threads, (const unsigned long long*)table.data, slices, launches};
     void (*body)(void*) = [](void* data) {
@@ -107,9 +107,9 @@ def run_slices(
 
 @cache
 def _openmp() -> tuple[int, int, int] | None:
-    """Addresses of the OpenMP entry points torch uses; None where its OpenMP is of another make."""
+    """Return addresses of the OpenMP entry points torch uses; None if it uses another OpenMP library."""
     try:
-        library = ctypes.CDLL("libgomp.so.1")  # loaded by torch already
+        library = ctypes.CDLL("libgomp.so.1")  # already loaded by torch
         functions = library.GOMP_parallel, library.omp_get_thread_num, library.omp_get_num_threads
     except (OSError, AttributeError):
         return None
@@ -117,7 +117,7 @@ def _openmp() -> tuple[int, int, int] | None:
 
 
 class Team:
-    """How drones are shared out over threads. Slices touch different drones, so their number never changes a result."""
+    """Splits drones across threads. Slices touch different drones, so their number never changes a result."""
 
     def __init__(self, device: torch.device, threads: int = 0) -> None:
         self.device = device
@@ -125,13 +125,13 @@ class Team:
         self.size = 1 if alone else threads or torch.get_num_threads()
 
     def slices(self, total: int, least: int = SLICE_FLOOR) -> list[tuple[int, int]]:
-        """(first, size) of near-equal shares of `total` drones (or other things), one a thread, none below `least`."""
+        """Split `total` drones (or other items) into near-equal (first, size), one per thread, none below `least`."""
         parts = max(1, min(self.size, total // least))
         edges = [total * k // parts for k in range(parts + 1)]
         return [(a, b - a) for a, b in itertools.pairwise(edges)]
 
     def prepare(self, slices: list[list[Recorded]]) -> Recorded | None:
-        """Everything `run` needs for these slices; to be made again when launches are added or resized."""
+        """Build what `run` needs for these slices; call again when launches are added or resized."""
         if len(slices) == 1:
             return None
         table = np.array([[launch.addresses() for launch in launches] for launches in slices], np.uint64)

@@ -1,4 +1,4 @@
-"""Starts NVIDIA Warp without its banner, and without its alarm about a missing GPU on machines that have none."""
+"""Starts NVIDIA Warp without its banner, and without its warning about a missing GPU on machines that have none."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ FORWARD_ONLY = {"enable_backward": False}
 
 @cache
 def start_warp() -> None:
-    """Initialise Warp; further calls cost nothing."""
+    """Initialise Warp; further calls do nothing."""
     wp.config.log_level = wp.LOG_WARNING
     if torch.cuda.is_available():
         wp.init()
         return
-    # Written by C code straight to file descriptor 2, so that is what has to be turned away.
+    # The warning is written by C code straight to file descriptor 2, so that is what must be redirected.
     sys.stderr.flush()
     saved, silent = os.dup(2), os.open(os.devnull, os.O_WRONLY)
     os.dup2(silent, 2)

@@ -1,4 +1,4 @@
-"""Log-probability and entropy of a Beta distribution with gradients written out: half the work of autograd's."""
+"""Log-probability and entropy of a Beta distribution with analytic gradients: half the work of autograd."""
 
 from __future__ import annotations
 

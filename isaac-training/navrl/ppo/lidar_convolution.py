@@ -1,9 +1,9 @@
 """NavRL's three convolutions with their ELUs, forward and backward, fused into one CPU kernel.
 
-On images as small as a LiDAR's (36 × 4) `nn.Conv2d` spends most of its time on anything but arithmetic; three quarters
-of an update of NavRL's network go there. Here sixteen images lie side by side in memory, so that every instruction
-works on all of them, and they stay in cache through all layers. Warp compiles the C++ at first use. It takes its
-weights from `nn.Conv2d` layers, which are also what it must agree with and what runs where it does not.
+On images as small as a LiDAR scan (36 × 4) `nn.Conv2d` spends most of its time on overhead instead of arithmetic; it
+takes three quarters of an update of NavRL's network. Here sixteen images are interleaved in memory, so that every
+instruction works on all of them, and they stay in cache through all layers. Warp compiles the C++ on first use. The
+weights belong to `nn.Conv2d` layers, which are also the reference to match and the fallback where this cannot run.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ wp.set_module_options(FORWARD_ONLY)
 
 log = logging.getLogger("navrl")
 
-LANES = 16  # images side by side
+LANES = 16  # images interleaved
 KERNEL, PADDING = (5, 3), (2, 1)
-# Inputs, outputs, height and width of an input, strides.
+# Input channels, output channels, input height and width, strides.
 LAYERS = ((1, 4, 36, 4, 1, 1), (4, 16, 36, 4, 2, 1), (16, 16, 18, 4, 2, 2))
-PIXELS = (36 * 4, 4 * 36 * 4, 16 * 18 * 4, 16 * 9 * 2)  # numbers of an image before and after each layer
+PIXELS = (36 * 4, 4 * 36 * 4, 16 * 18 * 4, 16 * 9 * 2)  # values per image before and after each layer
 KEPT = sum(PIXELS)
 PARAMETERS = sum(outputs * (15 * inputs + 1) for inputs, outputs, *_ in LAYERS)
 
 
 # --- one block of sixteen images --------------------------------------------------------------------------------------
-# Addresses of floats; a pixel is sixteen of them, one an image.
+# Addresses are of floats; a pixel is sixteen of them, one per image.
 
 
 @wp.func_native("""
@@ -79,7 +79,7 @@ def separate(source: wp.uint64, count: int, pixels: int, target: wp.uint64): ...
                 y[0] = a0; y[next] = a1; y[2 * next] = a2; y[3 * next] = a3;
             }
         }
-    // ELU: exp(x) - 1 below zero. exp(x) = 2^n · exp(s), and a polynomial is exact for the small rest s.
+    // ELU: exp(x) - 1 below zero. exp(x) = 2^n · exp(s), with a polynomial for the small remainder s.
     float* z = (float*)out;
     const int total = outputs * next * 16;
     for (int i = 0; i < total; ++i) {
@@ -109,7 +109,7 @@ def convolve(
     for (int i = 0; i < pixels * 16; ++i) g[i] *= y[i] > 0.0f ? 1.0f : y[i] + 1.0f;
 """)
 def elu_backward(output: wp.uint64, pixels: int, grad: wp.uint64):
-    """The slope of the ELU, from what came out of it."""
+    """Multiply `grad` by the slope of the ELU, computed from its output."""
     ...
 
 
@@ -191,7 +191,7 @@ def input_gradient(
 ): ...  # fmt: skip
 
 
-# --- kernels: a thread takes one block after the other ----------------------------------------------------------------
+# --- kernels: a thread takes one block after another ------------------------------------------------------------------
 
 
 @wp.func
@@ -201,7 +201,7 @@ def at(address: wp.uint64, floats: int) -> wp.uint64:
 
 @wp.func
 def row(address: wp.uint64, index: int, floats: int) -> wp.uint64:
-    """Where row `index` of so many floats begins; in 64 bits, because a million images are more than 2^31 floats."""
+    """Return the address of row `index`, `floats` wide; in 64 bits, because a million images exceed 2^31 floats."""
     return address + wp.uint64(4) * wp.uint64(index) * wp.uint64(floats)
 
 
@@ -254,7 +254,7 @@ def backward_blocks(
 
 
 class _Shared:
-    """Launches for a number of blocks, shared out over threads. Addresses are set before every run."""
+    """Launches for a number of blocks, split across threads. Addresses are set before every run."""
 
     def __init__(self, kernel: wp.Kernel, blocks: int) -> None:
         start_warp()
@@ -266,7 +266,7 @@ class _Shared:
         self.prepared = self.team.prepare([[launch] for launch in self.launches])
 
     def run(self, **arguments: int | list[int]) -> None:
-        """A list gives every slice its own."""
+        """Set the arguments and run; a list gives one value per slice."""
         for k, launch in enumerate(self.launches):
             for name, value in arguments.items():
                 launch.set(name, value[k] if isinstance(value, list) else value)
@@ -275,17 +275,17 @@ class _Shared:
 
 @lru_cache(maxsize=256)
 def _made(kernel: wp.Kernel, blocks: int, threads: int, caller: int) -> _Shared:
-    del threads, caller  # part of the key: torch may be told to use another number, and a launch serves one caller
+    del threads, caller  # part of the key: torch's thread count may change, and a launch serves one caller
     return _Shared(kernel, blocks)
 
 
 def _shared(kernel: wp.Kernel, blocks: int) -> _Shared:
-    """Launches of this thread: another may be acting while this one learns, and addresses are set before a run."""
+    """Return this thread's launches: another may act while this one learns, and addresses are set before a run."""
     return _made(kernel, blocks, torch.get_num_threads(), threading.get_ident())
 
 
 def supports(layers: list[nn.Conv2d]) -> bool:
-    """Whether `lidar_convolution` computes what these layers with ELUs do."""
+    """Return whether `lidar_convolution` can replace these layers and their ELUs."""
     wanted = [(inputs, outputs, KERNEL, (down, across), PADDING) for inputs, outputs, _, _, down, across in LAYERS]
     given = [(c.in_channels, c.out_channels, c.kernel_size, c.stride, c.padding) for c in layers]
     fits = given == wanted and all(c.weight.device.type == "cpu" and c.weight.dtype == torch.float32 for c in layers)
@@ -294,10 +294,10 @@ def supports(layers: list[nn.Conv2d]) -> bool:
 
 @cache
 def _builds() -> bool:
-    """Whether the kernel compiles and runs here. If not, training is slower, that is all."""
+    """Return whether the kernel compiles and runs here. If not, training is only slower."""
     layers = [nn.Conv2d(i, o, KERNEL, (down, across), PADDING) for i, o, _, _, down, across in LAYERS]
     try:
-        with torch.enable_grad():  # the first to ask may be acting, not learning
+        with torch.enable_grad():  # the first caller may be acting under no_grad
             lidar_convolution(torch.zeros(1, PIXELS[0]), layers).sum().backward()
     except Exception as error:  # a compiler can fail in any way
         log.warning("the fast LiDAR convolution is not available (%s); torch's own is used", error)
@@ -306,7 +306,7 @@ def _builds() -> bool:
 
 
 def lidar_convolution(images: Tensor, layers: list[nn.Conv2d]) -> Tensor:
-    """Images (B, 144) through three convolutions with an ELU after each: (B, 288) in order [channel][row][column]."""
+    """Apply three convolutions, each with an ELU, to images (B, 144): (B, 288) in order [channel][row][column]."""
     return _LidarConvolution.apply(images, *(p for layer in layers for p in (layer.weight, layer.bias)))
 
 
@@ -334,7 +334,7 @@ class _LidarConvolution(torch.autograd.Function):
         weights = torch.cat([w.permute(0, 2, 3, 1).flatten() for w in parameters[2::2]])
         shared = _shared(backward_blocks, len(kept))
         slices = len(shared.slices)
-        # A slice of its own for every thread to write to, a little apart from each other's cache lines.
+        # Every slice writes to its own row; padding keeps the sums of different slices on separate cache lines.
         scratch, sums = kept.new_empty(slices, LANES * (KEPT - PIXELS[0])), kept.new_zeros(slices, PARAMETERS + 64)
         shared.run(
             total=ctx.total, grad=grad.data_ptr(), weights=weights.data_ptr(), kept=kept.data_ptr(),

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from navrl.ppo.networks import ActorCritic, NavRLEncoder
+from navrl.ppo.networks import ActorCritic, NavRLEncoder, NetworkSettings
 
 # Their name to ours.
 PREFIXES = {
@@ -27,7 +27,7 @@ def from_navrl(content: dict, path: str | Path, action_limit: float = 2.0) -> tu
         raise ValueError(f"{path} is not a checkpoint of navrl or NavRL (it is not a dictionary of tensors)")
     value_norm = {k[len(VALUE_NORM) :]: v for k, v in content.items() if k.startswith(VALUE_NORM)}
     renamed = {_our_name(k): v for k, v in content.items() if not k.startswith((VALUE_NORM, GAE))}
-    policy = ActorCritic(NavRLEncoder(), action_limit)
+    policy = ActorCritic(NetworkSettings(encoder="navrl", action_limit=action_limit))
     wanted = {name: tuple(value.shape) for name, value in policy.state_dict().items()}
     given = {name: tuple(value.shape) for name, value in renamed.items()}
     if wanted != given:

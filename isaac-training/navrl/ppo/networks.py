@@ -1,22 +1,44 @@
-"""Networks: observations go in, a Beta distribution and a value come out. They know shapes, not the simulator.
+"""Networks: observations in, a Beta distribution and a value out. They know shapes, not the simulator.
 
-An encoder works in two steps. `prepare` lays an observation out as one row of numbers and has no parameters, so that
-the learner does it once for a whole batch; calling the encoder turns rows into features and is what is trained.
+An encoder works in two steps. `prepare` turns an observation into one row of numbers and has no parameters, so that it
+is done once for a whole batch; calling the encoder turns rows into features and is what is trained.
 """
 
 from __future__ import annotations
 
 import itertools
 import math
+from dataclasses import asdict, dataclass
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
 from navrl.ppo.lidar_convolution import lidar_convolution, supports
+from navrl.schema import ACTIONS, NEAREST, OBSTACLE, OBSTACLE_PARTS, STATE, STATE_PARTS, WIDTH_STEP
 
-STATE, OBSTACLE = 8, 10  # numbers of the state, and of one moving obstacle
-ACTIONS = 3
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """Everything needed to build a network; stored in every policy file."""
+
+    encoder: str = "fast"
+    beams: tuple[int, int] = (36, 4)
+    lidar_range: float = 4.0  # m
+    action_limit: float = 2.0  # m/s along each axis of the goal frame
+    collision_radius: float = 0.3  # m around the drone
+    field_half: float = 24.0  # m from the middle of the field to where flights start and end
+
+    @classmethod
+    def parse(cls, stored: dict) -> NetworkSettings:
+        """From a file. Files of the first version lack the last two, which had the values above."""
+        floats = {name: float(value) for name, value in stored.items() if name not in ("encoder", "beams")}
+        azimuths, elevations = stored["beams"]
+        return cls(encoder=str(stored["encoder"]), beams=(int(azimuths), int(elevations)), **floats)
+
+    def describe(self) -> dict:
+        """As it is stored in a file."""
+        return asdict(self) | {"beams": list(self.beams)}
 
 
 class NavRLEncoder(nn.Module):
@@ -24,11 +46,11 @@ class NavRLEncoder(nn.Module):
 
     size = 256
 
-    def __init__(self, beams: tuple[int, int] = (36, 4), lidar_range: float = 4.0) -> None:
+    def __init__(self, settings: NetworkSettings) -> None:
         super().__init__()
-        if beams != (36, 4):
-            raise ValueError(f"NavRL's network sees 36 × 4 beams, not {beams[0]} × {beams[1]}; use encoder=fast")
-        self.beams, self.lidar_range = beams, lidar_range
+        azimuths, elevations = settings.beams
+        if settings.beams != (36, 4):
+            raise ValueError(f"NavRL's network sees 36 × 4 beams, not {azimuths} × {elevations}; use encoder=fast")
         self.lidar = nn.Sequential(
             nn.Conv2d(1, 4, (5, 3), padding=(2, 1)),
             nn.ELU(),
@@ -40,8 +62,8 @@ class NavRLEncoder(nn.Module):
             nn.Linear(288, 128),
             nn.LayerNorm(128),
         )
-        self.obstacles = nn.Sequential(*_layers(50, 128, 64))
-        self.fuse = nn.Sequential(*_layers(128 + 64 + 8, 256, 256))
+        self.obstacles = nn.Sequential(*_layers(NEAREST * OBSTACLE, 128, 64))
+        self.fuse = nn.Sequential(*_layers(128 + 64 + STATE, 256, 256))
 
         self.fused = True  # convolve with our CPU kernel where it fits; False: always nn.Conv2d, as in exported files
 
@@ -54,7 +76,7 @@ class NavRLEncoder(nn.Module):
         return torch.cat([lidar.flatten(1), dynamic_obstacle.flatten(1), state], dim=-1)
 
     def forward(self, rows: Tensor) -> Tensor:
-        lidar, obstacles, state = rows.split([144, 50, STATE], dim=-1)
+        lidar, obstacles, state = rows.split([144, NEAREST * OBSTACLE, STATE], dim=-1)
         # NavRL concatenates in the alphabetical order of its keys: cnn, dynamic obstacles, state.
         return self.fuse(torch.cat([self._see(lidar), self.obstacles(obstacles), state], dim=-1))
 
@@ -79,10 +101,11 @@ class FastEncoder(nn.Module):
     PER_OBSTACLE = 14  # columns of one moving obstacle, see `_obstacle_columns`
     STATE_COLUMNS = STATE + 1
 
-    def __init__(self, beams: tuple[int, int] = (36, 4), lidar_range: float = 4.0) -> None:
+    def __init__(self, settings: NetworkSettings) -> None:
         super().__init__()
-        self.beams, self.lidar_range = beams, lidar_range
-        self.surroundings = math.prod(beams) + self.STATE_COLUMNS
+        self.lidar_range, self.field_half = settings.lidar_range, settings.field_half
+        self.collision_radius = settings.collision_radius
+        self.surroundings = math.prod(settings.beams) + self.STATE_COLUMNS
         self.obstacle = nn.Sequential(nn.Linear(self.PER_OBSTACLE, 32), nn.ReLU(), nn.Linear(32, self.POOLED))
         self.first = nn.Linear(self.surroundings, self.size)
         self.first_moving = nn.Linear(self.POOLED, self.size, bias=False)
@@ -94,17 +117,18 @@ class FastEncoder(nn.Module):
         """state (B, 8), lidar (B, 1, 36, 4) as range - distance, dynamic_obstacle (B, 1, K, 10) to (B, columns)."""
         # Halving a distance matters as much at half a metre as at four: a beam counts by its logarithm, 0 is clear.
         beams = ((self.lidar_range - lidar.flatten(1)).clamp(min=0.1) / self.lidar_range).log() * -0.8
-        toward, far, height, velocity = state.split([3, 1, 1, 3], dim=-1)
-        scaled = [toward, far / 24.0, (far.clamp(min=0.1) / 24.0).log() * 0.3, height, velocity * 0.5]
+        toward, far, height, velocity = state.split([*STATE_PARTS.values()], dim=-1)
+        distance = [far / self.field_half, (far.clamp(min=0.1) / self.field_half).log() * 0.3]
+        scaled = [toward, *distance, height, velocity * 0.5]
         return torch.cat([beams, *scaled, self._obstacle_columns(dynamic_obstacle[:, 0], velocity).flatten(1)], dim=-1)
 
     def _obstacle_columns(self, obstacle: Tensor, velocity: Tensor) -> Tensor:
-        """(B, K, 10) to (B, K, 14): where it is, how it moves relative to the drone, how near it will come, when."""
-        direction, far, height, moving, width, floating = obstacle.split([3, 1, 1, 3, 1, 1], dim=-1)
+        """(B, K, 10) to (B, K, 14): place, motion relative to the drone, distance and time of closest approach."""
+        direction, far, height, moving, width, floating = obstacle.split([*OBSTACLE_PARTS.values()], dim=-1)
         there = (direction.square().sum(-1, keepdim=True) > 0.25).to(obstacle.dtype)  # rows of zeros: no obstacle
         ground = direction[..., :2]
         at = ground / ground.square().sum(-1, keepdim=True).sqrt().clamp(min=1e-6) * far
-        radius = (0.125 * (width + 1.0) + 0.3) * there  # of the disc the drone's centre must not enter
+        radius = (0.5 * WIDTH_STEP * (width + 1.0) + self.collision_radius) * there  # of the disc to stay out of
         relative = (moving - velocity[:, None]) * there
         over_ground = relative[..., :2]
         speed2 = over_ground.square().sum(-1, keepdim=True).clamp(min=1e-2)
@@ -139,18 +163,18 @@ class BetaActor(nn.Module):
 class ActorCritic(nn.Module):
     """Encoder, Beta actor on a bounded velocity in the goal frame, and critic."""
 
-    def __init__(self, encoder: nn.Module, action_limit: float = 2.0) -> None:
+    def __init__(self, settings: NetworkSettings) -> None:
         super().__init__()
-        self.encoder = encoder
-        self.actor = BetaActor(encoder.size)
-        self.critic = nn.Linear(encoder.size, 1)
+        self.settings = settings
+        self.encoder: NavRLEncoder | FastEncoder = ENCODERS[settings.encoder](settings)
+        self.actor = BetaActor(self.encoder.size)
+        self.critic = nn.Linear(self.encoder.size, 1)
         for layer in (self.actor.alpha_layer, self.actor.beta_layer, self.critic):
-            nn.init.orthogonal_(layer.weight, 0.01)  # begin undecided: hover on average, explore widely
+            nn.init.orthogonal_(layer.weight, 0.01)  # start undecided: hover on average, explore widely
             nn.init.zeros_(layer.bias)
-        self.action_limit = action_limit  # m/s along each axis of the goal frame
 
     def forward(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        """Prepared rows (B, columns) to alpha (B, 3), beta (B, 3) and normalised value (B)."""
+        """Prepared rows (B, columns) to alpha (B, 3), beta (B, 3) and normalized value (B)."""
         heads = (self.actor.alpha_layer, self.actor.beta_layer, self.critic)
         # One product for all heads: three thin ones take three times as long.
         weight, bias = torch.cat([h.weight for h in heads]), torch.cat([h.bias for h in heads])
@@ -158,18 +182,18 @@ class ActorCritic(nn.Module):
         alpha, beta = (functional.softplus(out[:, : 2 * ACTIONS]) + (1.0 + 1e-6)).split(ACTIONS, dim=-1)
         return alpha, beta, out[:, -1]
 
-    def velocity(self, unit: Tensor, direction: Tensor) -> Tensor:
+    def velocity(self, raw_action: Tensor, direction: Tensor) -> Tensor:
         """An action in (0, 1) as a world-frame velocity in m/s."""
-        return to_world((2.0 * unit - 1.0) * self.action_limit, direction)
+        return to_world((2.0 * raw_action - 1.0) * self.settings.action_limit, direction)
 
     def mean_velocity(self, state: Tensor, lidar: Tensor, direction: Tensor, dynamic_obstacle: Tensor) -> Tensor:
-        """The velocity (B, 3) to fly, m/s in the world frame; no exploration."""
+        """Velocity (B, 3) to fly, m/s in the world frame; no exploration."""
         alpha, beta, _ = self(self.encoder.prepare(state, lidar, dynamic_obstacle))
         return self.velocity(alpha / (alpha + beta), direction)
 
     @torch.no_grad()
     def act(self, **observation: Tensor) -> Tensor:
-        """`mean_velocity` for an evaluation: nothing is learned from it."""
+        """`mean_velocity` without gradients, for flying."""
         return self.mean_velocity(**observation)
 
 

@@ -1,11 +1,10 @@
-"""Proximal policy optimisation: acts while a batch is collected, then learns from it."""
+"""Proximal policy optimization: `Actor` explores while a batch is collected, `PPO.update` learns from it."""
 
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from tensordict import TensorDictBase
@@ -13,306 +12,268 @@ from torch import Tensor, nn
 
 from navrl.io.snapshot import Live
 from navrl.ppo import beta as beta_policy
-from navrl.ppo.networks import ACTIONS, ActorCritic
+from navrl.ppo.batch import Batch, Rows, needs_bootstrap
+from navrl.ppo.networks import ActorCritic
 from navrl.ppo.returns import ValueNorm, gae
+from navrl.schema import ACTIONS, NETWORK_INPUTS, OBSERVED
+from navrl.settings import setting
 
-OBSERVATION = ("state", "lidar", "dynamic_obstacle")  # what encoders look at
-SEEN = [("agents", "observation", name) for name in OBSERVATION]
+SEEN = [(*OBSERVED, name) for name in NETWORK_INPUTS]
 LEARNED_FROM = [
     *SEEN,
     *(("next", *key) for key in SEEN),
     ("next", "agents", "reward"),
     ("value",),
     ("log_prob",),
-    ("unit",),
+    ("raw_action",),
 ]
-MEASURED = ("policy", "value", "entropy", "clipped")  # per minibatch, averaged over an update
+MEASURED = ("surrogate", "value", "entropy", "clipfrac")  # terms of `_losses` that are averaged over an update
 MOMENTS = ("exp_avg", "exp_avg_sq")  # what Adam remembers of every parameter; its rates are set at every update
-SCHEDULES = ("adaptive", "constant")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class PPOSettings:
-    """Numbers of the algorithm; section `algo` of cfg/train.yaml says what each does."""
+    """Numbers of the algorithm; section `algo` of cfg/train.yaml explains each."""
 
-    epochs: int = 2
-    minibatches: int = 16
-    gamma: float = 0.98
-    gae_lambda: float = 0.95
-    clip: float = 0.2  # of the probability ratio
-    value_clip: float = 0.2  # in standard deviations of the return
-    value_weight: float = 0.5
-    entropy_weight: float = 1e-3
-    max_grad_norm: float = 0.5
-    learning_rates: tuple[float, float, float] = (1e-3, 1e-3, 1e-3)  # encoder, actor, critic
-    schedule: str = "adaptive"
-    target_kl: float = 0.015
-    anneal: float = 0.4  # last share of the run over which the rates fall to a hundredth
-    averaging: float = 0.99  # how slowly the averaged weights follow
-    amp: bool = False  # bfloat16 products
+    epochs: int = setting("algo.training_epoch_num", 1, 100)
+    num_minibatches: int = setting("algo.num_minibatches", 1, 1 << 20)
+    gamma: float = setting("algo.gamma", 0.0, 1.0)
+    gae_lambda: float = setting("algo.gae_lambda", 0.0, 1.0)
+    clip_ratio: float = setting("algo.actor.clip_ratio", 1e-3, 1.0)
+    value_clip: float = setting("algo.critic.clip_ratio", 1e-3, 100.0)  # in standard deviations of the return
+    value_coef: float = setting("algo.value_loss_coefficient", 0.0, 100.0)
+    entropy_coef: float = setting("algo.entropy_loss_coefficient", 0.0, 1.0)
+    max_grad_norm: float = setting("algo.max_grad_norm", 1e-6)
+    encoder_lr: float = setting("algo.feature_extractor.learning_rate", 0.0, 1.0)
+    actor_lr: float = setting("algo.actor.learning_rate", 0.0, 1.0)
+    critic_lr: float = setting("algo.critic.learning_rate", 0.0, 1.0)
+    schedule: str = setting("algo.schedule", options=("adaptive", "constant"))
+    target_kl: float = setting("algo.target_kl", 1e-6, 10.0)
+    anneal: float = setting("algo.anneal", 0.0, 1.0)  # last share of the run over which the rates fall to a hundredth
+    ema_decay: float = setting("algo.averaging", 0.0, 0.99999)
+    amp: bool = setting("algo.amp")  # bfloat16 products
 
 
 class NotFinite(RuntimeError):
-    """A tensor holds NaN or infinity. `name` says which; `data` is what was being acted on or learned from."""
+    """A tensor holds NaN or infinity. `name` says which; `data` is the batch, or what was being acted on."""
 
-    def __init__(self, name: str, data: TensorDictBase | None = None) -> None:
+    def __init__(self, name: str, data: Batch | TensorDictBase | None = None) -> None:
         super().__init__(name)
         self.name, self.data = name, data
 
 
-class Rows(Protocol):
-    """The network's input for a whole batch, one row a frame, drone after drone."""
+class Actor(nn.Module):
+    """An exploring policy: what a collector flies with. Adds the action, and what the update must know about it."""
 
-    shape: torch.Size
-    ahead: int  # minibatches that are best selected together
-
-    def __len__(self) -> int: ...
-    def select(self, index: Tensor, out: Tensor) -> None: ...
-
-
-class PlainRows:
-    """All rows in one tensor."""
-
-    ahead = 1
-
-    def __init__(self, rows: Tensor) -> None:
-        self.rows, self.shape = rows, rows.shape
-
-    def __len__(self) -> int:
-        return len(self.rows)
-
-    def select(self, index: Tensor, out: Tensor) -> None:
-        torch.index_select(self.rows, 0, index, out=out)
-
-
-@dataclass
-class HeldBatch:
-    """A batch (N, T) ready to be learned from: the network's input apart from all else, which `small` holds."""
-
-    small: TensorDictBase
-    rows: Rows
-    ends: Tensor  # network input of where steps led that need a value, drone after drone; see `needs_value`
-
-    def __getitem__(self, key: str | tuple[str, ...]) -> Tensor:
-        return self.small[key]
-
-    def bytes(self) -> int:
-        return self.small.bytes() + self.ends.nbytes + getattr(self.rows, "nbytes", 0)
-
-
-def needs_value(batch: TensorDictBase, last: bool = True) -> Tensor:
-    """(N, T): steps whose next state has no value yet. Where a step led is where the next one began, except at the end
-    of the batch (if this is its `last` part) and where a reset came between; a terminated flight has no future."""
-    ask = (batch["next", "done"] & ~batch["next", "terminated"]).squeeze(-1)
-    if last:
-        ask = ask.clone()
-        ask[:, -1] = True
-    return ask
-
-
-class PPO(nn.Module):
-    """An actor-critic and all that trains it. Calling it explores; `update` learns; `averaged` is what to evaluate.
-
-    `averaged` follows the weights slowly. It flies better than the weights of any one moment, at any moment, so that
-    stopping a run early costs little.
-    """
-
-    def __init__(self, policy: ActorCritic, settings: PPOSettings, seed: int = 0) -> None:
+    def __init__(self, policy: ActorCritic, value_norm: ValueNorm, generator: torch.Generator, amp: bool) -> None:
         super().__init__()
-        self.policy, self.settings, self.seed = policy, settings, seed
-        self.averaged = copy.deepcopy(policy).requires_grad_(False)
-        self.device = next(policy.parameters()).device
-        self.value_norm = ValueNorm().to(self.device)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
-        parts = (policy.encoder, policy.actor, policy.critic)
-        groups = [{"params": [*p.parameters()], "lr": r} for p, r in zip(parts, settings.learning_rates, strict=True)]
-        self.optimizer = torch.optim.Adam(groups, eps=1e-5, fused=True)
-        self.rate_scale, self.updates = 1.0, 0
-        self._buffers_for: dict[str, Tensor] = {}
-        # What `state` gathers, once: it takes longer than copying it does.
-        self._live: dict | None = None
-
-    # --- acting -------------------------------------------------------------------------------------------------
+        self.policy, self.value_norm, self.generator, self.amp = policy, value_norm, generator, amp
 
     @torch.no_grad()
     def forward(self, data: TensorDictBase) -> TensorDictBase:
-        """Explore: add an action to `data` (N), and what the update needs to know about it."""
-        seen = data["agents", "observation"]
-        rows = self.policy.encoder.prepare(*(seen[name] for name in OBSERVATION))
+        """Explore: add an action to `data` (N)."""
+        seen = data[OBSERVED]
+        rows = self.policy.encoder.prepare(*(seen[name] for name in NETWORK_INPUTS))
         if not _finite(rows.sum()):
-            check_numbers(data, SEEN)
-        alpha, beta, value = self._forward(rows)
-        unit = beta_policy.sample(alpha, beta, self.generator)
-        data["agents", "action"] = self.policy.velocity(unit, seen["direction"])
-        data["unit"] = unit
-        data["log_prob"] = beta_policy.log_prob(alpha, beta, unit)
+            check_finite(data, SEEN)
+        alpha, beta, value = self.evaluate(rows)
+        raw_action = beta_policy.sample(alpha, beta, self.generator)  # (N, 3) in (0, 1)
+        data["agents", "action"] = self.policy.velocity(raw_action, seen["direction"])
+        data["raw_action"] = raw_action
+        data["log_prob"] = beta_policy.log_prob(alpha, beta, raw_action)
         data["value"] = self.value_norm.denormalize(value)
         return data
 
-    def _forward(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if not self.settings.amp:
+    def evaluate(self, rows: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+        """Network input (B, columns) to alpha (B, 3), beta (B, 3) and normalized value (B)."""
+        if not self.amp:
             return self.policy(rows)
-        with torch.autocast(self.device.type, torch.bfloat16):
+        with torch.autocast(rows.device.type, torch.bfloat16):
             alpha, beta, value = self.policy(rows)
         return alpha.float(), beta.float(), value.float()
 
-    def acting_copy(self, seed: int, device: torch.device | None = None) -> PPO:
-        """One more that can act, with weights and random numbers of its own."""
-        return PPO(copy.deepcopy(self.policy).to(device or self.device), self.settings, seed)
+    def copy(self, seed: int, device: torch.device) -> Actor:
+        """Another actor with weights and random numbers of its own."""
+        generator = torch.Generator(device).manual_seed(seed)
+        return Actor(
+            copy.deepcopy(self.policy).to(device), copy.deepcopy(self.value_norm).to(device), generator, self.amp
+        )
 
-    def acting_weights(self) -> dict:
-        """What a copy needs to act as this one does now, and how many updates that took."""
-        parts = {name: getattr(self, name).state_dict() for name in ("policy", "value_norm")}
-        return {"version": self.updates, **{name: copy.deepcopy(dict(part)) for name, part in parts.items()}}
+    def weights(self) -> dict[str, dict[str, Tensor]]:
+        """A copy of all that decides how this actor flies, for `load_weights` of another."""
+        parts = {"policy": self.policy, "value_norm": self.value_norm}
+        return {name: copy.deepcopy(dict(part.state_dict())) for name, part in parts.items()}
 
-    def fly_with(self, weights: dict) -> None:
-        """Act with `acting_weights` of another."""
-        for name in ("policy", "value_norm"):
-            getattr(self, name).load_state_dict(weights[name])
+    def load_weights(self, weights: dict[str, dict[str, Tensor]]) -> None:
+        """Fly as the actor with these `weights()`."""
+        self.policy.load_state_dict(weights["policy"])
+        self.value_norm.load_state_dict(weights["value_norm"])
 
-    # --- learning -----------------------------------------------------------------------------------------------
 
-    def update(self, batch: TensorDictBase | HeldBatch, progress: float = 0.0) -> dict[str, float]:
-        """Learn from a batch (N, T) at `progress` (0 to 1) through the run; returns metrics.
+class PPO:
+    """An actor-critic and all that trains it. `actor` explores, `update` learns, `ema_policy` is what to evaluate.
 
-        Raises `NotFinite` with everything as it was before the update, so that the same call fails again.
+    `ema_policy` is an exponential moving average of the weights. It flies better than the weights of any one moment, so
+    that stopping a run early costs little.
+    """
+
+    def __init__(self, policy: ActorCritic, settings: PPOSettings, seed: int = 0) -> None:
+        self.policy, self.settings, self.seed = policy, settings, seed
+        self.ema_policy = copy.deepcopy(policy).requires_grad_(False)
+        self.device = next(policy.parameters()).device
+        self.value_norm = ValueNorm().to(self.device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.actor = Actor(policy, self.value_norm, self.generator, settings.amp)
+        self._rates = settings.encoder_lr, settings.actor_lr, settings.critic_lr
+        parts = (policy.encoder, policy.actor, policy.critic)
+        groups = [{"params": [*part.parameters()], "lr": lr} for part, lr in zip(parts, self._rates, strict=True)]
+        self.optimizer = torch.optim.Adam(groups, eps=1e-5, fused=True)
+        self.lr_scale, self.updates = 1.0, 0
+        self._buffers: dict[str, Tensor] = {}
+        self._live: dict | None = None  # what `state` gathers, once: gathering takes longer than copying
+
+    def update(self, batch: Batch, progress: float = 0.0) -> dict[str, float]:
+        """Learn from a batch at `progress` (0 to 1) through the run; returns metrics.
+
+        Whatever it raises, everything is as before the update: the state can be saved, and the same call fails again.
         """
-        if isinstance(batch, HeldBatch):  # what was seen was checked while acting
-            check_numbers(batch.small, LEARNED_FROM[-4:])
-        else:
-            check_numbers(batch, LEARNED_FROM)
         before = copy.deepcopy(self.state())
         try:
+            check_finite(batch.frames, LEARNED_FROM)
             metrics = self._learn(batch, progress)
-            broken = [name for name, value in metrics.items() if not _finite(value)]
-            if not broken:
-                return metrics
-            self.load_state(before)
-            self._learn(batch, progress, watch=True)  # once more, looking at every step: which tensor was it?
-            raise NotFinite(broken[0])
+            if broken := [name for name, value in metrics.items() if not _finite(value)]:
+                self.load_state(before)
+                self._learn(batch, progress, watch=True)  # once more, looking at every step: which tensor was it?
+                raise NotFinite(broken[0])
+            return metrics
         except NotFinite as error:
             self.load_state(before)
             raise NotFinite(error.name, batch) from None
+        except BaseException:  # out of memory, say
+            self.load_state(before)
+            raise
 
-    def _learn(self, batch: TensorDictBase | HeldBatch, progress: float, watch: bool = False) -> dict[str, float]:
+    def _learn(self, batch: Batch, progress: float, watch: bool = False) -> dict[str, float]:
         s = self.settings
-        rows, columns, explained = self.lay_out(batch)
-        self._set_rates(progress)
-        size = len(rows) // s.minibatches
+        targets, explained_variance = self.compute_targets(batch)
+        self._set_learning_rates(progress)
+        minibatch_size = len(batch.rows) // s.num_minibatches
         sums = torch.zeros(len(MEASURED) + 1, device=self.device)
+        approx_kl = torch.zeros((), device=self.device)
         for _ in range(s.epochs):
-            kl = torch.zeros((), device=self.device)
-            order = torch.randperm(len(rows), generator=self.generator, device=self.device)
-            for picked in self._minibatches(order, size, rows, columns):
-                parts = self._losses(*picked)
-                loss = parts["policy"] + s.value_weight * parts["value"] - s.entropy_weight * parts["entropy"]
+            approx_kl.zero_()
+            permutation = torch.randperm(len(batch.rows), generator=self.generator, device=self.device)
+            for minibatch in self._minibatches(permutation, minibatch_size, batch.rows, targets):
+                losses = self._losses(*minibatch)
+                loss = losses["surrogate"] + s.value_coef * losses["value"] - s.entropy_coef * losses["entropy"]
                 self.optimizer.zero_grad()
                 loss.backward()
                 if watch:
-                    self._watch(parts)
-                norm = nn.utils.clip_grad_norm_(self.policy.parameters(), s.max_grad_norm)
+                    self._watch(losses)
+                grad_norm = nn.utils.clip_grad_norm_(self.policy.parameters(), s.max_grad_norm)
                 self.optimizer.step()
-                kl += parts["kl"].detach()
-                sums += torch.stack([*(parts[name].detach() for name in MEASURED), norm])
-        kl_of_last_epoch = float(kl) / s.minibatches
-        self._steer(kl_of_last_epoch)
-        self._average()
-        policy, value, entropy, clipped, norm = (sums / (s.epochs * s.minibatches)).tolist()
+                approx_kl += losses["approx_kl"].detach()
+                sums += torch.stack([*(losses[name].detach() for name in MEASURED), grad_norm])
+        kl_of_last_epoch = float(approx_kl) / s.num_minibatches
+        self._adapt_learning_rate(kl_of_last_epoch)
+        self._update_ema()
+        surrogate, value, entropy, clipfrac, grad_norm = (sums / (s.epochs * s.num_minibatches)).tolist()
         return {
-            "losses/policy_loss": policy,
+            "losses/policy_loss": surrogate,
             "losses/value_loss": value,
             "losses/entropy": entropy,
             "losses/approx_kl": kl_of_last_epoch,
-            "losses/clipfrac": clipped,
-            "losses/explained_variance": explained,
-            "losses/grad_norm": norm,
+            "losses/clipfrac": clipfrac,
+            "losses/explained_variance": explained_variance,
+            "losses/grad_norm": grad_norm,
             "charts/learning_rate": self.optimizer.param_groups[0]["lr"],
         }
 
-    def _minibatches(self, order: Tensor, size: int, rows: Rows, columns: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows and columns of one minibatch after the other, in memory that is used again."""
-        ahead = min(rows.ahead, len(order) // size)
-        input_rows, input_columns = (
-            self._buffer(f"picked {name}", ahead * size, what.shape[1])
-            for name, what in (("rows", rows), ("columns", columns))
-        )
-        for some in order.split(ahead * size):
-            rows.select(some, input_rows[: len(some)])
-            torch.index_select(columns, 0, some, out=input_columns[: len(some)])
-            yield from zip(input_rows[: len(some)].split(size), input_columns[: len(some)].split(size), strict=True)
-
-    def _losses(self, rows: Tensor, columns: Tensor) -> dict[str, Tensor]:
-        """Terms of the loss over a minibatch, and what is measured on the way."""
-        s = self.settings
-        log_unit, log_rest, rest = columns.split([ACTIONS, ACTIONS, 4], dim=1)
-        old_log_prob, advantage, returns, old_value = rest.unbind(1)
-        alpha, beta, value = self._forward(rows)
-        log_prob, entropy = beta_policy.log_prob_entropy(alpha, beta, log_unit, log_rest)
-        advantage = (advantage - advantage.mean()) / (advantage.std() + 1e-8)
-        log_ratio = log_prob - old_log_prob
-        ratio = log_ratio.exp()
-        gain = torch.minimum(ratio * advantage, ratio.clamp(1.0 - s.clip, 1.0 + s.clip) * advantage)
-        near = old_value + (value - old_value).clamp(-s.value_clip, s.value_clip)
-        value_error = torch.maximum((value - returns).square(), (near - returns).square())
-        with torch.no_grad():
-            kl = (ratio - 1.0 - log_ratio).mean()
-            clipped = ((ratio - 1.0).abs() > s.clip).float().mean()
-        parts = {"policy": -gain.mean(), "value": value_error.mean(), "entropy": entropy.mean()}
-        return parts | {"kl": kl, "clipped": clipped}
-
     @torch.no_grad()
-    def lay_out(self, batch: TensorDictBase | HeldBatch) -> tuple[Rows, Tensor, float]:
-        """The batch as one row of network input a frame, one row of all else the losses need, explained variance."""
-        s = self.settings
-        held = batch if isinstance(batch, HeldBatch) else self._hold(batch)
-        rows, batch = held.rows, held.small
+    def compute_targets(self, batch: Batch) -> tuple[Tensor, float]:
+        """Advantages, returns and the rest the losses need, one row per frame; and the explained variance."""
 
         def by_time(x: Tensor) -> Tensor:
-            return x.reshape(batch.batch_size).T.contiguous()  # (T, N)
+            return x.reshape(batch.frames.batch_size).T.contiguous()  # (T, N)
 
-        value, reward = by_time(batch["value"]), by_time(batch["next", "agents", "reward"])
+        s = self.settings
+        values, rewards = by_time(batch["value"]), by_time(batch["next", "agents", "reward"])
         done, terminated = by_time(batch["next", "done"]), by_time(batch["next", "terminated"])
-        next_value = torch.empty_like(value)
-        next_value[:-1] = value[1:]
-        next_value.T[needs_value(batch)] = self.value_norm.denormalize(self._forward(held.ends)[2])
+        next_values = torch.empty_like(values)
+        next_values[:-1] = values[1:]
+        last_values = self.value_norm.denormalize(self.actor.evaluate(batch.last_rows)[2])
+        next_values.T[needs_bootstrap(batch.frames)] = last_values
 
-        advantage, returns = gae(reward, value, next_value, done, terminated, s.gamma, s.gae_lambda)
-        if not _finite(returns.square().mean()):  # what the normaliser takes in
+        advantages, returns = gae(rewards, values, next_values, done, terminated, s.gamma, s.gae_lambda)
+        if not _finite(returns.square().mean()):  # what the normalizer takes in
             raise NotFinite("returns")
         self.value_norm.update(returns)
-        explained = 1.0 - float((returns - value).var() / returns.var().clamp(min=1e-8))
-        unit = batch["unit"].flatten(0, 1)
-        scaled = self.value_norm.normalize(returns), self.value_norm.normalize(value)
-        by_drone = [x.T.reshape(-1, 1) for x in (advantage, *scaled)]
-        columns = torch.cat([unit.log(), torch.log1p(-unit), batch["log_prob"].reshape(-1, 1), *by_drone], dim=1)
-        return rows, columns, explained
+        explained_variance = 1.0 - float((returns - values).var() / returns.var().clamp(min=1e-8))
+        raw_action = batch["raw_action"].flatten(0, 1)
+        normalized = self.value_norm.normalize(returns), self.value_norm.normalize(values)
+        by_drone = [x.T.reshape(-1, 1) for x in (advantages, *normalized)]
+        log_action = [raw_action.log(), torch.log1p(-raw_action)]
+        targets = torch.cat([*log_action, batch["log_prob"].reshape(-1, 1), *by_drone], dim=1)  # (N · T, 10)
+        return targets, explained_variance
 
-    def _hold(self, batch: TensorDictBase) -> HeldBatch:
-        prepare, ask = self.policy.encoder.prepare, needs_value(batch)
-        seen, then = batch["agents", "observation"], batch["next", "agents", "observation"]
-        rows = PlainRows(prepare(*(seen[name].flatten(0, 1) for name in OBSERVATION)))
-        return HeldBatch(batch, rows, prepare(*(then[name][ask] for name in OBSERVATION)))
+    def _minibatches(
+        self, permutation: Tensor, size: int, rows: Rows, targets: Tensor
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows and targets of one minibatch after the other, in memory that is reused."""
+        ahead = min(rows.ahead, len(permutation) // size)
+        picked_rows = self._buffer("rows", ahead * size, rows.shape[1])
+        picked_targets = self._buffer("targets", ahead * size, targets.shape[1])
+        for index in permutation.split(ahead * size):
+            rows.select(index, picked_rows[: len(index)])
+            torch.index_select(targets, 0, index, out=picked_targets[: len(index)])
+            yield from zip(picked_rows[: len(index)].split(size), picked_targets[: len(index)].split(size), strict=True)
 
-    def _set_rates(self, progress: float) -> None:
+    def _losses(self, rows: Tensor, targets: Tensor) -> dict[str, Tensor]:
+        """Terms of the loss over a minibatch, and what is measured along the way."""
+        s = self.settings
+        log_action, log_rest, rest = targets.split([ACTIONS, ACTIONS, 4], dim=1)
+        old_log_prob, advantages, returns, old_value = rest.unbind(1)
+        alpha, beta, value = self.actor.evaluate(rows)
+        log_prob, entropy = beta_policy.log_prob_entropy(alpha, beta, log_action, log_rest)
+
+        # Clipped surrogate objective, with advantages normalized per minibatch.
+        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        log_ratio = log_prob - old_log_prob
+        ratio = log_ratio.exp()
+        surrogate = ratio * advantages
+        surrogate_clipped = ratio.clamp(1.0 - s.clip_ratio, 1.0 + s.clip_ratio) * advantages
+        surrogate_loss = -torch.minimum(surrogate, surrogate_clipped).mean()
+
+        # Clipped value loss; values and returns are normalized.
+        value_clipped = old_value + (value - old_value).clamp(-s.value_clip, s.value_clip)
+        value_loss = torch.maximum((value - returns).square(), (value_clipped - returns).square()).mean()
+
+        with torch.no_grad():
+            approx_kl = (ratio - 1.0 - log_ratio).mean()
+            clipfrac = ((ratio - 1.0).abs() > s.clip_ratio).float().mean()
+        losses = {"surrogate": surrogate_loss, "value": value_loss, "entropy": entropy.mean()}
+        return losses | {"approx_kl": approx_kl, "clipfrac": clipfrac}
+
+    def _set_learning_rates(self, progress: float) -> None:
         left = min(1.0, max(0.0, 1.0 - progress) / self.settings.anneal) if self.settings.anneal else 1.0
-        for group, rate in zip(self.optimizer.param_groups, self.settings.learning_rates, strict=True):
-            group["lr"] = rate * self.rate_scale * max(left, 0.01)
+        for group, lr in zip(self.optimizer.param_groups, self._rates, strict=True):
+            group["lr"] = lr * self.lr_scale * max(left, 0.01)
 
-    def _steer(self, kl: float) -> None:
-        """Learn faster while the policy changes less than asked for, slower when it changes more."""
+    def _adapt_learning_rate(self, kl: float) -> None:
+        """Learn faster while the policy changes less than the target, slower when it changes more."""
         if self.settings.schedule == "adaptive":
             low, high = self.settings.target_kl / 1.5, self.settings.target_kl * 1.5
             factor = 1.2 if kl < low else 1 / 1.2 if kl > high else 1.0
-            self.rate_scale = min(max(self.rate_scale * factor, 0.01), 3.0)
+            self.lr_scale = min(max(self.lr_scale * factor, 0.01), 3.0)
 
-    def _average(self) -> None:
+    def _update_ema(self) -> None:
         self._live = self._live if self.updates else None  # Adam has its moments from the first update on
         self.updates += 1
-        weight = max(1.0 - self.settings.averaging, 1.0 / (1.0 + 0.2 * self.updates))  # quicker at first
-        torch._foreach_lerp_([*self.averaged.parameters()], [*self.policy.parameters()], weight)
+        weight = max(1.0 - self.settings.ema_decay, 1.0 / (1.0 + 0.2 * self.updates))  # faster at first
+        torch._foreach_lerp_([*self.ema_policy.parameters()], [*self.policy.parameters()], weight)
 
-    def _watch(self, parts: dict[str, Tensor]) -> None:
-        for name, value in parts.items():
+    def _watch(self, losses: dict[str, Tensor]) -> None:
+        for name, value in losses.items():
             if not torch.isfinite(value).all():
                 raise NotFinite(f"losses/{name}")
         for name, parameter in self.policy.named_parameters():
@@ -321,42 +282,45 @@ class PPO(nn.Module):
 
     def _buffer(self, name: str, *shape: int) -> Tensor:
         """Memory that is kept from update to update."""
-        if name not in self._buffers_for or self._buffers_for[name].shape != shape:
-            self._buffers_for[name] = torch.empty(shape, device=self.device)
-        return self._buffers_for[name]
+        if name not in self._buffers or self._buffers[name].shape != shape:
+            self._buffers[name] = torch.empty(shape, device=self.device)
+        return self._buffers[name]
 
     # --- state --------------------------------------------------------------------------------------------------
+    # The keys are those of every state on disk, since the first version.
 
     def state(self) -> dict:
-        """All that is needed to go on learning exactly from here; live tensors, copy them to keep."""
+        """Everything needed to resume learning exactly from here; live tensors, copy them to keep."""
         if self._live is None:
-            self._live = {name: Live(getattr(self, name).state_dict()) for name in ("policy", "averaged", "value_norm")}
+            parts = {"policy": self.policy, "averaged": self.ema_policy, "value_norm": self.value_norm}
+            self._live = {name: Live(part.state_dict()) for name, part in parts.items()}
             adam = [self.optimizer.state[p] for p in self.policy.parameters()] if self.updates else []
             moments = {name: [moment[name] for moment in adam] for name in MOMENTS}
             self._live["adam"] = Live(moments | {"step": adam[0]["step"] if adam else None})  # the same for all
-        numbers = {"rate_scale": self.rate_scale, "updates": self.updates, "generator": self.generator.get_state()}
+        numbers = {"rate_scale": self.lr_scale, "updates": self.updates, "generator": self.generator.get_state()}
         return self._live | numbers
 
     def load_state(self, state: dict) -> None:
-        """Go on from `state()`."""
-        for name in ("policy", "averaged", "value_norm"):
-            getattr(self, name).load_state_dict(state[name])
+        """Resume from `state()`."""
+        self.policy.load_state_dict(state["policy"])
+        self.ema_policy.load_state_dict(state["averaged"])
+        self.value_norm.load_state_dict(state["value_norm"])
         self._live = None
         self.optimizer.state.clear()
         adam = state["adam"]
         for p, *moments in zip(self.policy.parameters(), *(adam[name] for name in MOMENTS), strict=False):
             copies = [moment.to(p.device, copy=True) for moment in (adam["step"], *moments)]  # Adam changes what it has
             self.optimizer.state[p] = dict(zip(("step", *MOMENTS), copies, strict=True))
-        self.rate_scale, self.updates = state["rate_scale"], state["updates"]
+        self.lr_scale, self.updates = state["rate_scale"], state["updates"]
         if len(state["generator"]) == len(self.generator.get_state()):  # a CPU's and a GPU's differ
             self.generator.set_state(state["generator"])
 
 
-def check_numbers(data: TensorDictBase, keys: Sequence[tuple[str, ...]]) -> None:
-    """Raise `NotFinite` if a number under `keys` is NaN or infinite."""
+def check_finite(data: TensorDictBase, keys: list[tuple[str, ...]]) -> None:
+    """Raise `NotFinite` if a number under `keys` is NaN or infinite; keys that are not there were checked before."""
     for key in keys:
-        tensor = data.get(key)
-        if not _finite(tensor.sum()) and not torch.isfinite(tensor).all():  # a sum is fast; only it may overflow
+        tensor = data.get(key, None)
+        if tensor is not None and not _finite(tensor.sum()) and not torch.isfinite(tensor).all():  # a sum may overflow
             raise NotFinite("/".join(key), data)
 
 

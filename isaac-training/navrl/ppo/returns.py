@@ -1,4 +1,4 @@
-"""Advantages that are right at the end of an episode, and the running scale of returns."""
+"""Generalised advantage estimation that is correct at episode ends, and running normalisation of returns."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from torch import Tensor, nn
 def gae(
     reward: Tensor, value: Tensor, next_value: Tensor, done: Tensor, terminated: Tensor, gamma: float, lam: float
 ) -> tuple[Tensor, Tensor]:
-    """Generalised advantage estimates and returns, all (T, N).
+    """Compute generalised advantage estimates and returns, all (T, N).
 
-    `next_value` is the value of the observation a step led to, before any reset. A terminated step bootstraps from
+    `next_value` is the value of the next observation, before any reset. A terminated step bootstraps from
     zero, a truncated one from `next_value`; the trace stops at both.
     """
     bootstrap = torch.where(terminated, 0.0, next_value)

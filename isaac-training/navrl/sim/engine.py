@@ -1,4 +1,4 @@
-"""Choosing an engine, and what all do alike: the memory behind the `Simulator` interface, moving obstacles, saving."""
+"""Engine selection, and what engines share: the memory behind the `Simulator` interface, moving obstacles, saving."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ wp.set_module_options(FORWARD_ONLY)
 
 
 def make_simulator(scene: Scene, settings: SimSettings) -> Simulator:
-    """The engine that `settings` asks for. Isaac is imported only here, and only if asked for."""
+    """Create the engine selected in `settings`. Isaac is imported only here, and only if selected."""
     if settings.engine == "isaac":
         from navrl.sim.isaac_engine import IsaacSimulator
 
@@ -31,7 +31,7 @@ def make_simulator(scene: Scene, settings: SimSettings) -> Simulator:
 
 
 @wp.func_native("""
-    // Inside any moving obstacle of this map, grown by `radius`?
+    // Is the point inside any moving obstacle of this map, inflated by `radius`?
     const int K = position.shape[3];
     const float* x = position.data + ((long long)substep * position.shape[1] + map) * 3 * K;
     const float *y = x + K, *z = y + K;
@@ -59,7 +59,7 @@ def inside_moving(
 
 
 class Engine:
-    """Memory, moving obstacles and bookkeeping. See `navrl.sim.simulator.Simulator` for what the tensors mean."""
+    """Memory, moving obstacles and bookkeeping. See `navrl.sim.simulator.Simulator` for the meaning of the tensors."""
 
     _kept = (
         "position", "quaternion", "velocity", "angular_velocity", "throttle", "map_index", "trace", "static_contact",
@@ -70,7 +70,7 @@ class Engine:
         start_warp()
         self.scene, self.settings = scene, settings
         self.device = torch.device(settings.device)
-        if self.device.type == "cuda":  # one order of work for torch and Warp: tensors go back and forth all the time
+        if self.device.type == "cuda":  # one stream for torch and Warp, which exchange tensors all the time
             wp.set_stream(wp.stream_from_torch(torch.cuda.current_stream(self.device)), str(self.device))
         self.team = Team(self.device, settings.threads)
         self.airframe = airframe(MODELS[settings.drone], settings.step_seconds)
@@ -86,7 +86,7 @@ class Engine:
         self.lidar = floats(n, *settings.lidar.shape)
         self.trace = floats(d, n, 3)
         self.static_contact, self.moving_contact = flags(d, n), flags(d, n)
-        self.physics_step = 0  # taken so far; the clock of the moving obstacles
+        self.physics_step = 0  # steps taken so far; the clock of the moving obstacles
         self.command = floats(n, 3)
 
         self.moving = MovingObstacles(scene, settings, self.device)
@@ -119,12 +119,12 @@ class Engine:
         self.physics_step = int(state["physics_step"])
 
     def close(self) -> None:
-        """Nothing to give back: memory goes with the object, threads belong to torch."""
+        """Nothing to release: memory is freed with the object, threads belong to torch."""
 
     def check_rows(
         self, drones: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor
     ) -> None:
-        """A reset needs one row of everything for every drone."""
+        """Check that a reset has one row of each tensor for every drone."""
         count = len(drones)
         shapes = [tuple(tensor.shape) for tensor in (drones, position, yaw, map_index)]
         if shapes != [(count,), (count, 3), (count,), (count,)]:

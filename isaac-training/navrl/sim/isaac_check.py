@@ -1,4 +1,4 @@
-"""Whether Isaac Lab can run here, and with which physics. Knows Isaac only by name: importing this never needs it."""
+"""Checks whether Isaac Lab can run here, and with which physics. Importing this module never imports Isaac Lab."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ GPU_BOX = "docs/gpu-box.md"
 
 
 class IsaacMissing(ValueError):
-    """Isaac Lab, or the physics asked for, cannot run here: what is missing and the command that mends it."""
+    """Isaac Lab or the requested physics cannot run here; the message says what is missing and how to fix it."""
 
 
 def check_isaac(physics: str) -> tuple[str, str]:
-    """The physics to use for `sim.physics`, and why; raises IsaacMissing if it cannot run here."""
+    """Return the physics to use for `sim.physics` and why; raise IsaacMissing if it cannot run here."""
     if find_spec("isaaclab") is None:
         found = ".".join(map(str, sys.version_info[:2]))
         other = "" if sys.version_info[:2] == PYTHON else f" (Isaac Lab 3 needs Python 3.12, this is {found})"
@@ -31,12 +31,12 @@ def check_isaac(physics: str) -> tuple[str, str]:
     if not release.startswith("3."):
         raise IsaacMissing(f"Isaac Lab {release} is installed, but 3.0 is needed; run: {SETUP}")
     spec, gpu = find_spec("isaacsim"), torch.cuda.is_available()
-    kit = spec is not None and spec.origin is not None  # a small package of Isaac Lab's leaves the bare name behind
+    kit = spec is not None and spec.origin is not None  # a small Isaac Lab package leaves an empty namespace behind
     if physics == "physx" and not (kit and gpu):
         lacks = {"Isaac Sim (pip install 'isaaclab[isaacsim]==3.0.0')": not kit, "a GPU": not gpu}
         missing = " and ".join(name for name, lacking in lacks.items() if lacking)
         raise IsaacMissing(f"needs {missing}; set sim.physics=ovphysx, which runs anywhere, or see {GPU_BOX}")
-    why = "as asked for"
+    why = "as requested"
     if physics == "auto":
         physics, why = "ovphysx", "no GPU" if kit else "Isaac Sim is not installed"
         if kit and gpu:

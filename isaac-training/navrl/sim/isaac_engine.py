@@ -1,10 +1,10 @@
-"""The Isaac engine: drones as rigid bodies in PhysX, Isaac Lab's RayCaster, the same controller, obstacles and rules.
+"""The Isaac engine: rigid bodies in PhysX, Isaac Lab's RayCaster, the same controller, obstacles and rules as in Warp.
 
-Every map of the scene is a tile of one large world, and a drone flies in the tile of its map; everything outside this
-file sees map coordinates. Of the quirks of Isaac Lab 3.0 nothing leaves this file either: quaternions are x, y, z, w
-here and w, x, y, z at the seam; data are proxies; the sensor must be told of a reset; a CPU without CUDA driver has no
-pinned memory; USD (`pxr`) may be imported only once Isaac Sim runs, if it is to run. Only one simulator of this kind
-can exist in a process at a time.
+Every map of the scene is a tile of one large world, and a drone flies in the tile of its map; code outside this file
+sees map coordinates only. The quirks of Isaac Lab 3.0 stay in this file too: quaternions are x, y, z, w inside and
+w, x, y, z at the interface; data are proxies; the sensor must be notified of a reset; without a CUDA driver there is no
+pinned memory; if Isaac Sim is used, USD (`pxr`) must not be imported before it has started. Only one simulator of this
+kind can exist in a process at a time.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from navrl.sim.scene import Scene
 from navrl.sim.simulator import SimSettings, constant
 
 start_warp()
-if not wp.is_cuda_available():  # ovphysx asks for pinned memory, which needs a CUDA driver
+if not wp.is_cuda_available():  # ovphysx requests pinned memory, which needs a CUDA driver
     _cpu = wp.get_device("cpu")
     _cpu.pinned_allocator = _cpu.default_allocator
 
@@ -51,15 +51,15 @@ except Exception as error:  # a broken installation can fail in any way
 for _name in ("isaaclab", "isaaclab_ov", "isaaclab_physx", "isaaclab_newton"):
     logging.getLogger(_name).setLevel(logging.WARNING)
 
-DRONE_RADIUS = 0.05  # m: what PhysX collides. Small and round, so that however a drone tilts a contact is judged (0.3 m
-# around, 0.05 m below) before it is felt; to be bumped into, flights would have to go on after a contact
+DRONE_RADIUS = 0.05  # m: collision sphere in PhysX. Small and round, so that at any tilt a contact is detected (0.3 m
+# around, 0.05 m below) before PhysX reacts to it; a reaction would matter only if flights continued after a contact
 
 
-# --- what Isaac Lab is told -----------------------------------------------------------------------------------------
+# --- Isaac Lab configuration --------------------------------------------------------------------------------------
 
 
 def beam_directions(cfg: BeamsCfg, device: str) -> tuple[torch.Tensor, torch.Tensor]:
-    """Starts and directions (R, 3) of our beams, elevation fastest."""
+    """Return origins and directions (R, 3) of our beams, elevation varying fastest."""
     azimuth, elevation = np.meshgrid(cfg.azimuths, cfg.elevations, indexing="ij")
     flat = np.cos(elevation)
     way = np.stack([flat * np.cos(azimuth), flat * np.sin(azimuth), np.sin(elevation)], axis=-1).reshape(-1, 3)
@@ -69,7 +69,7 @@ def beam_directions(cfg: BeamsCfg, device: str) -> tuple[torch.Tensor, torch.Ten
 
 @configclass
 class BeamsCfg(PatternBaseCfg):
-    """Our beam layout as a RayCaster's pattern."""
+    """Our beam layout as a RayCaster pattern."""
 
     func: object = beam_directions
     azimuths: list[float] = MISSING
@@ -77,8 +77,8 @@ class BeamsCfg(PatternBaseCfg):
 
 
 def physics_cfg(name: str) -> object:
-    """Isaac Lab's configuration of an engine. Forces act once a step: spread over PhysX's iterations, as is its
-    default, a drone is 2 cm off after half a second from the semi-implicit Euler that NavRL was trained with."""
+    """Return Isaac Lab's configuration of an engine. Forces act once per step: with PhysX's default, spread over its
+    iterations, a drone is 2 cm off after half a second from the semi-implicit Euler that NavRL was trained with."""
     if name == "ovphysx":
         from isaaclab_ov.physics import OvPhysxCfg
 
@@ -95,23 +95,23 @@ def physics_cfg(name: str) -> object:
 
 # --- the process-wide runtime -------------------------------------------------------------------------------------
 
-_runtime = contextlib.ExitStack()  # Isaac Sim itself, where it is used: started once, ends with the program
+_runtime = contextlib.ExitStack()  # Isaac Sim itself, where used: started once, closed at program exit
 _started: str | None = None
 
 
 def start_runtime(cfg: object, physics: str, window: bool, device: str) -> None:
-    """Start what the physics needs, once a process; with ovphysx that is nothing."""
+    """Start the runtime that the physics needs, once per process; ovphysx needs none."""
     global _started
     if _started is None:
         arguments = {"headless": not window, "device": device}
         _runtime.enter_context(launch_simulation(cfg, arguments | ({"visualizer": "kit"} if window else {})))
         _started = physics
     elif _started != physics:
-        raise ValueError(f"this process runs {_started}; sim.physics={physics} needs a process of its own")
+        raise ValueError(f"this process already runs {_started}; sim.physics={physics} needs a separate process")
 
 
 def leave_runtime(kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-    """At the very end of a program, with what ended it: closing Isaac Sim ends the process with that exit code."""
+    """Close Isaac Sim at program exit, passing on any exception; this ends the process with the matching exit code."""
     with contextlib.suppress(BaseException):
         sys.stdout.flush()
     _runtime.__exit__(kind, error, trace)
@@ -124,7 +124,7 @@ def leave_runtime(kind: type | None, error: BaseException | None, trace: Traceba
 def control(
     drone: Airframe,
     dt: float,
-    damped: int,  # 1: the engine damps velocities itself; 0: a force does what damping would
+    damped: int,  # 1: the engine damps velocities itself; 0: damping is applied as a force
     command: wp.array(dtype=wp.vec3),
     pose: wp.array(dtype=wp.transformf),
     twist: wp.array(dtype=wp.spatial_vectorf),
@@ -163,8 +163,8 @@ def turn_beams(
     level: wp.array(dtype=wp.vec3),
     directions: wp.array2d(dtype=wp.vec3),
 ):
-    """Beams turn with the yaw of their drone and nothing else. Isaac Lab has no such mode: its `yaw` turns only where
-    rays start. In double, as in the Warp engine."""
+    """Rotate beams by the yaw of their drone only. Isaac Lab has no such mode: its `yaw` rotates only the ray origins.
+    In double precision, as in the Warp engine."""
     i, r = wp.tid()
     q = wp.transform_get_rotation(pose[int(drones[i])])
     x, y, z, w = wp.float64(q[0]), wp.float64(q[1]), wp.float64(q[2]), wp.float64(q[3])
@@ -178,7 +178,7 @@ def turn_beams(
 
 @cache
 def record_kernel(azimuths: int, elevations: int) -> wp.Kernel:
-    """What a physics step led to, in map coordinates, and what was touched; depends on the beam layout."""
+    """Build the kernel that records state (map coordinates) and contacts after a physics step, for a beam layout."""
     _, beam_touches = lidar_functions(azimuths, elevations)
 
     @wp.kernel(module="unique", module_options=FORWARD_ONLY)
@@ -229,14 +229,14 @@ def record_kernel(azimuths: int, elevations: int) -> wp.Kernel:
 
 
 class IsaacSimulator(Engine):
-    """`Simulator` on Isaac Lab. Physics and LiDAR are Isaac's; contacts are judged at every physics step, by the rule
-    and the code of the Warp engine (a RayCaster scan at each of them would cost several times the rest)."""
+    """`Simulator` on Isaac Lab. Physics and LiDAR are Isaac's; contacts are detected at every physics step by the
+    rule and code of the Warp engine (a RayCaster scan per physics step would cost several times the rest)."""
 
     _kept = (*Engine._kept, "world_pose", "world_twist")
 
     def __init__(self, scene: Scene, settings: SimSettings) -> None:
         if sim_utils.SimulationContext.instance() is not None:
-            raise RuntimeError("only one Isaac simulator can exist in a process; close the one before")
+            raise RuntimeError("only one Isaac simulator can exist in a process; close the previous one")
         cfg = sim_utils.SimulationCfg(
             dt=settings.step_seconds, device=settings.device, gravity=(0.0, 0.0, -GRAVITY),
             physics=physics_cfg(settings.physics), render_interval=settings.decimation,
@@ -244,7 +244,7 @@ class IsaacSimulator(Engine):
         start_runtime(cfg, settings.physics, settings.window, settings.device)
         n = settings.num_envs
         device = torch.device(settings.device)
-        # The world's own numbers, x, y, z and x, y, z, w: subtracting a tile's origin and adding it again loses bits.
+        # World coordinates, x, y, z and x, y, z, w: subtracting a tile's origin and adding it back loses bits.
         self.world_pose = torch.zeros(n, 7, device=device)
         self.world_twist = torch.zeros(n, 6, device=device)
         super().__init__(scene, settings)
@@ -306,7 +306,7 @@ class IsaacSimulator(Engine):
         self.team.run(self._slices, self._prepared)
 
     def scan(self) -> None:
-        """Ranges from where the beams of Isaac's RayCaster ended; those that met nothing ended at infinity."""
+        """Compute ranges from the hit points of Isaac's RayCaster; beams without a hit end at infinity."""
         inputs = [wp.from_torch(self._drone_of), self._bodies()[0], self._level, self._directions]
         wp.launch(turn_beams, self._directions.shape, inputs, device=self._on)
         seen = self._sensor.data
@@ -319,14 +319,14 @@ class IsaacSimulator(Engine):
         self._move_bodies()
 
     def obstacle_bodies(self) -> torch.Tensor | None:
-        """Where PhysX has the bodies of the moving obstacles, in map coordinates, map after map; None without any."""
+        """Return the PhysX positions of the moving obstacles in map coordinates, map by map; None without any."""
         if self._obstacles is None:
             return None
         owner = self.real_obstacles.nonzero()[:, 0]
         return self._obstacles.data.root_link_pose_w.torch[:, :3] - self._origins[owner]
 
     def close(self) -> None:
-        """Take the world down; another one can be built then."""
+        """Tear down the world; another one can be built afterwards."""
         if not self._open:
             return
         from isaaclab.sensors.ray_caster.base_ray_caster import BaseRayCaster
@@ -335,10 +335,10 @@ class IsaacSimulator(Engine):
         self._drone = self._sensor = self._obstacles = self._interactive = None
         with contextlib.suppress(Exception):
             self._isaac.stop()
-        BaseRayCaster.meshes.clear()  # or the next world's beams might meet this one's boxes
+        BaseRayCaster.meshes.clear()  # otherwise the next world's beams might hit this one's boxes
         sim_utils.SimulationContext.clear_instance()
 
-    # --- inside -------------------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------------------
 
     def _build(self, scene: Scene, origins: np.ndarray) -> None:
         from pxr import UsdGeom
@@ -347,7 +347,7 @@ class IsaacSimulator(Engine):
         stage = self._isaac.stage
         UsdGeom.Xform.Define(stage, "/World")
         add_terrain(stage, scene, origins)
-        # Newton takes no kinematic bodies outside of its environments; there obstacles are only counted, not seen.
+        # Newton has no kinematic bodies outside its environments; there, obstacles count as contacts but are invisible.
         bodies = add_obstacles(stage, scene, origins) if settings.physics != "newton" else 0
         if settings.window:
             light = sim_utils.DomeLightCfg(intensity=2000.0)
@@ -365,7 +365,7 @@ class IsaacSimulator(Engine):
             collision_props=sim_utils.UsdPhysicsCollisionCfg(),
         )
         world = InteractiveSceneCfg(num_envs=settings.num_envs, env_spacing=0.0)
-        world.terrain = AssetBaseCfg(prim_path=TERRAIN, spawn=None)  # is there; Newton looks only at what is named
+        world.terrain = AssetBaseCfg(prim_path=TERRAIN, spawn=None)  # exists already; Newton sees only named assets
         world.drone = RigidObjectCfg(prim_path="{ENV_REGEX_NS}/Drone", spawn=spawn)
         spec = settings.lidar
         beams = BeamsCfg(azimuths=spec.azimuth_angles().tolist(), elevations=spec.elevation_angles().tolist())
@@ -382,12 +382,12 @@ class IsaacSimulator(Engine):
         inertia = torch.diag(torch.tensor(model.inertia)).flatten().expand(n, 1, 9).contiguous().to(self.device)
         self._drone.set_inertias_index(inertias=inertia)
         if abs((mass := self._drone.data.body_mass.torch.view(-1)[0].item()) - model.mass) > 1e-6:
-            raise RuntimeError(f"{settings.physics} has given the drone a mass of {mass} kg")
+            raise RuntimeError(f"{settings.physics} gave the drone a mass of {mass} kg")
 
         self._on = str(self.device)
         self._command, self._throttle = wp.from_torch(self.command, wp.vec3), wp.from_torch(self.throttle, wp.vec4)
         self._force, self._torque = (wp.zeros((n, 1), dtype=wp.vec3, device=self._on) for _ in range(2))
-        self._directions = self._sensor.ray_directions.warp  # (N, R): what the RayCaster casts along, turned by us
+        self._directions = self._sensor.ray_directions.warp  # (N, R): directions of the RayCaster, rotated by us
         self._level = wp.from_torch(beam_directions(beams, self._on)[1], wp.vec3)
         self._drone_of, self._row_of = self._match_sensor()
         self._record = record_kernel(*settings.lidar.shape)
@@ -399,15 +399,15 @@ class IsaacSimulator(Engine):
             wp.from_torch(self.velocity, wp.vec3), wp.from_torch(self.angular_velocity, wp.vec3),
             wp.from_torch(self.trace, wp.vec3), wp.from_torch(self.static_contact), wp.from_torch(self.moving_contact),
         ]  # fmt: skip
-        # Where the obstacles that are no padding are, map after map as their bodies are.
-        kinds = np.arange(scene.moving_size.shape[1])
-        self.real_obstacles = torch.as_tensor(kinds < scene.moving_count[:, None]).to(self.device)  # (M, K)
+        # Mask of obstacles that are not padding; bodies are in the same order, map by map.
+        slots = np.arange(scene.moving_size.shape[1])
+        self.real_obstacles = torch.as_tensor(slots < scene.moving_count[:, None]).to(self.device)  # (M, K)
         self._body_pose = torch.zeros(bodies, 7, device=self.device)
         self._body_pose[:, 6] = 1.0
 
     def _match_sensor(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Which drone each row of the sensor belongs to, and which row each drone has. They are numbered differently:
-        bodies as 0, 1, 2, … and sensors, at least with ovphysx, as 0, 1, 10, 11, …; so look where everyone is."""
+        """Return the drone of each sensor row and the row of each drone. They are numbered differently: bodies as
+        0, 1, 2, … and sensors, at least with ovphysx, as 0, 1, 10, 11, …; so they are matched by position."""
         n = self.settings.num_envs
         self.world_pose[:, 0] = torch.arange(n, device=self.device)
         self.world_pose[:, 6] = 1.0
@@ -420,20 +420,20 @@ class IsaacSimulator(Engine):
         return drone_of, drone_of.argsort().int()
 
     def _bodies(self) -> tuple[wp.array, wp.array]:
-        """Pose and velocity of the drones as PhysX has them."""
+        """Return poses and velocities of the drones in PhysX."""
         return self._drone.data.root_link_pose_w.warp, self._drone.data.root_com_vel_w.warp
 
     def _put(self, drones: torch.Tensor) -> None:
-        """Tell PhysX where these drones are now, and scan from there."""
+        """Write the state of these drones to PhysX and rescan."""
         some = drones.int()
         self._drone.write_root_pose_to_sim_index(root_pose=self.world_pose[drones], env_ids=some)
         self._drone.write_root_velocity_to_sim_index(root_velocity=self.world_twist[drones], env_ids=some)
         self._isaac.forward()
-        self._sensor.reset(self._row_of[drones])  # or its next scan would still be of the old place
+        self._sensor.reset(self._row_of[drones])  # otherwise its next scan is from the old position
         self.scan()
 
     def _move_bodies(self) -> None:
-        """Once an action: nothing in PhysX touches them, they are there to be seen."""
+        """Move obstacle bodies, once per action: nothing in PhysX collides with them, they are only for display."""
         if self._obstacles is not None:
             world = self.moving.position.transpose(1, 2) + self._origins[:, None]  # (M, K, 3)
             self._body_pose[:, :3] = world[self.real_obstacles]

@@ -1,6 +1,6 @@
-"""The scene as USD: every map a tile of one large world, its boxes one mesh, its moving obstacles kinematic bodies.
+"""The scene as USD: every map a tile of one large world, boxes as one mesh, moving obstacles as kinematic bodies.
 
-Needs nothing of Isaac Lab, and USD (`pxr`) only when something is added to a stage: Isaac Sim wants to bring its own.
+Does not need Isaac Lab, and imports USD (`pxr`) only when adding to a stage: Isaac Sim must load its own.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ TERRAIN, OBSTACLES = "/World/terrain", "/World/obstacles"
 
 
 def tile_origins(maps: int, lidar_range: float) -> np.ndarray:
-    """Where the middle of every map is in the world, (M, 3); far enough apart that no beam sees a neighbour."""
+    """Return the world position of every map centre, (M, 3), far enough apart that no beam reaches a neighbour."""
     side = int(np.ceil(np.sqrt(maps)))
     pitch = np.ceil(2 * GROUND_HALF + lidar_range + 1.0)
     column, row = np.arange(maps) % side, np.arange(maps) // side
@@ -21,7 +21,7 @@ def tile_origins(maps: int, lidar_range: float) -> np.ndarray:
 
 
 def terrain_mesh(scene: Scene, origins: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Points and triangles of all boxes (without their bottoms) and of a square of ground for every map."""
+    """Return points and triangles of all boxes (without bottom faces) and of one ground square per map."""
     owner = np.repeat(np.arange(scene.num_maps), np.diff(scene.box_offsets))
     x0, y0, x1, y1, top = scene.boxes.astype(float).T
     x, y = np.stack([x0, x1, x1, x0], 1), np.stack([y0, y0, y1, y1], 1)  # (B, 4)
@@ -38,7 +38,7 @@ def terrain_mesh(scene: Scene, origins: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 
 def add_terrain(stage: object, scene: Scene, origins: np.ndarray) -> None:
-    """One mesh for PhysX to collide with and for the RayCaster to see."""
+    """Add one mesh for PhysX to collide with and the RayCaster to hit."""
     from pxr import UsdGeom, UsdPhysics, Vt
 
     points, triangles = terrain_mesh(scene, origins)
@@ -52,9 +52,9 @@ def add_terrain(stage: object, scene: Scene, origins: np.ndarray) -> None:
 
 
 def add_obstacles(stage: object, scene: Scene, origins: np.ndarray) -> int:
-    """Kinematic bodies, map after map; returns how many. Without collision, as NavRL has them: touching one is judged.
+    """Add kinematic bodies, map by map; return their number. As in NavRL they do not collide: contacts are computed.
 
-    Written below USD's own interface, which would take minutes for twenty thousand of them.
+    Uses the low-level Sdf interface: the Usd one would take minutes for twenty thousand bodies.
     """
     from pxr import Gf, Sdf, UsdGeom
 

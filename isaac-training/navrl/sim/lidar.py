@@ -1,11 +1,11 @@
-"""The LiDAR: how far every beam flies before it meets a static box or the ground.
+"""The LiDAR: distance along every beam to the nearest static box or the ground.
 
-Beams are `azimuths × elevations`, cast from the body with its yaw only. Because all beams of one azimuth lie in one
-vertical plane, a box is first cut by that plane (one 2-D slab test) and then compared with each beam's height.
+Beams form an `azimuths × elevations` grid that follows the yaw of the body but not its tilt. All beams of one azimuth
+lie in one vertical plane, so a box is first cut by that plane (a 2-D slab test), then compared with each beam's height.
 
-The inner loop is C++ inside a Warp kernel. On a CPU one thread serves one drone: it collects the boxes in reach from a
-1 m bucket grid, finds which azimuths each can cover at all, and tests eight azimuths at once. On CUDA the same code
-runs with one azimuth a thread. `tests/sim/test_lidar.py` holds the plain statement it must agree with.
+The inner loop is C++ inside a Warp kernel. On a CPU one thread handles one drone: it collects the boxes within reach
+from a grid of buckets, finds the azimuths each box covers, and tests eight beams at once. On CUDA the same code runs
+with one azimuth per thread. `tests/sim/test_lidar.py` contains the brute-force reference it must match.
 """
 
 from __future__ import annotations
@@ -16,22 +16,23 @@ from functools import cache
 import numpy as np
 import warp as wp
 
+from navrl.settings import setting
 from navrl.sim.scene import CELL, GROUND_HALF, MAP_HALF, MAX_BOX_CELLS, Scene
 
 COLUMNS = int(2 * MAP_HALF)  # buckets are 1 m wide (x) ...
 BAND = 4  # ... and 4 m deep (y)
 BANDS = COLUMNS // BAND
-MARGIN = 0.5 * MAX_BOX_CELLS * CELL + 1e-3  # m: no box reaches further from its centre than this
+MARGIN = 0.5 * MAX_BOX_CELLS * CELL + 1e-3  # m: no box extends further from its centre than this
 
 
 @dataclass(frozen=True)
 class LidarSpec:
-    """Beam layout. Azimuth 0 looks along yaw, then counter-clockwise; elevations rise from vfov[0] to vfov[1]."""
+    """Beam layout. Azimuth 0 points along yaw, then counter-clockwise; elevations rise from vfov[0] to vfov[1]."""
 
-    range: float = 4.0  # m
-    vfov: tuple[float, float] = (-10.0, 20.0)  # degrees, up positive
-    vbeams: int = 4
-    hres: float = 10.0  # degrees between azimuths
+    range: float = setting("sensor.lidar_range", 0.5, 40.0)  # m
+    vfov: tuple[float, float] = setting("sensor.lidar_vfov", rising=True)  # degrees, up positive
+    vbeams: int = setting("sensor.lidar_vbeams", 1, 64)
+    hres: float = setting("sensor.lidar_hres", 0.5, 90.0)  # degrees between azimuths
 
     @property
     def azimuths(self) -> int:
@@ -48,28 +49,28 @@ class LidarSpec:
         return np.deg2rad(np.linspace(*self.vfov, self.vbeams))
 
     def azimuth_table(self) -> np.ndarray:
-        """(2, azimuths): cosine and sine, as the kernels want them."""
+        """Return cosine and sine of every azimuth for the kernels, (2, azimuths)."""
         angle = self.azimuth_angles()
         return np.stack([np.cos(angle), np.sin(angle)])
 
     def beam_table(self) -> np.ndarray:
-        """(3, azimuths·elevations + 8): tangent, its inverse where the beam sinks (else 0), 1 / cosine."""
+        """Return tangent, its inverse for descending beams (else 0) and 1 / cosine, (3, azimuths·elevations + 8)."""
         tangent = np.tan(self.elevation_angles())
         sink = np.divide(1.0, tangent, out=np.zeros_like(tangent), where=tangent < 0)
         rows = np.stack([tangent, sink, 1.0 / np.cos(self.elevation_angles())])
-        return np.pad(np.tile(rows, self.azimuths), ((0, 0), (0, 8)))  # a vector may read past the last beam
+        return np.pad(np.tile(rows, self.azimuths), ((0, 0), (0, 8)))  # vector loads may read past the last beam
 
 
 def bucket_boxes(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
-    """Boxes (5, B + 8) ordered by bucket, and where each bucket begins, (M, BANDS · COLUMNS + 1).
+    """Sort boxes by bucket: boxes (5, B + 8) and the start of each bucket (M, BANDS · COLUMNS + 1).
 
-    A bucket holds the boxes whose centre lies in it: COLUMNS columns of 1 m in each band of BAND m. All boxes of a
-    band between two columns are neighbours in memory, so that eight can be looked at together.
+    A bucket holds the boxes whose centre lies in it: COLUMNS columns of 1 m in each band of BAND m. The boxes of a
+    band between two columns are contiguous in memory, so that eight can be tested at once.
     """
     size, outermost = scene.boxes[:, 2:4] - scene.boxes[:, 0:2], np.abs(scene.boxes[:, :4]).max(initial=0.0)
     if size.max(initial=0.0) > 2 * MARGIN or outermost > MAP_HALF:
         raise ValueError(
-            f"static boxes must be at most {2 * MARGIN:.1f} m long (cut longer ones) and within ±{MAP_HALF} m"
+            f"static boxes must be at most {2 * MARGIN:.1f} m long (split longer ones) and within ±{MAP_HALF} m"
         )
     per_map = np.diff(scene.box_offsets)
     owner = np.repeat(np.arange(scene.num_maps), per_map)
@@ -83,7 +84,7 @@ def bucket_boxes(scene: Scene) -> tuple[np.ndarray, np.ndarray]:
     return np.pad(scene.boxes[order].T, ((0, 0), (0, 8))), edges[first].astype(np.int32)
 
 
-# What both native functions share. `lanes` is eight floats on a CPU and one on CUDA.
+# Code shared by both native functions. `lanes` is eight floats on a CPU and one on CUDA.
 _SHARED = """
     constexpr int H = %(azimuths)d, V = %(elevations)d, COLUMNS = %(columns)d, BANDS = %(bands)d;
     constexpr float MARGIN = %(margin).8ff, HALF = %(half).8ff, GROUND = %(ground).8ff, NEVER = 1e30f;
@@ -101,7 +102,7 @@ _SHARED = """
     typedef float lanes __attribute__((vector_size(32)));
     auto low = [](lanes a, lanes b) { return a < b ? a : b; };
     auto high = [](lanes a, lanes b) { return a > b ? a : b; };
-    // Minimum of distances. They are never negative, so their bits order like integers; a comparison of floats would be
+    // Minimum of distances. They are never negative, so their bits sort like integers; a float comparison would be
     // compiled to a masked store, which is very slow on some processors.
     typedef int bits __attribute__((vector_size(32)));
     auto nearer = [](lanes a, lanes b) { return (lanes)__builtin_elementwise_min((bits)a, (bits)b); };
@@ -109,12 +110,12 @@ _SHARED = """
     auto store = [](float* p, lanes v) { __builtin_memcpy(p, &v, sizeof(v)); };
     auto all = [](float v) { return lanes{v, v, v, v, v, v, v, v}; };
 #endif
-    // Per beam, flattened [azimuth][elevation] as in the output: tangent of the elevation, its inverse where the beam
-    // sinks (else 0), and 1 / cosine, from distance over ground to length of beam.
+    // Per beam, flattened [azimuth][elevation] as in the output: tangent of the elevation, its inverse for
+    // descending beams (else 0), and 1 / cosine, which converts horizontal distance to beam length.
     constexpr int BEAMS = H * V, PADDED = BEAMS + 8;
     const float *slope = beams.data, *sink = slope + PADDED, *stretch = sink + PADDED;
 
-    // Call visit(first, end) with runs of boxes whose bucket lies within `reach` of the drone.
+    // Call visit(first, end) for each run of boxes whose bucket lies within `reach` of the drone.
     const int all_boxes = boxes.shape[1];
     const float *west = boxes.data, *south = west + all_boxes, *east = south + all_boxes, *north = east + all_boxes,
                 *tall = north + all_boxes;
@@ -128,8 +129,8 @@ _SHARED = """
             visit(start[band * COLUMNS + left], start[band * COLUMNS + right + 1]);
     };
 
-    // Distance over ground at which beams (inverse direction ix, iy) meet the box x0..x1, y0..y1 (relative to the
-    // drone), 0..h: through a side, or sinking onto the top.
+    // Horizontal distance at which beams (inverse direction ix, iy) hit the box x0..x1, y0..y1 (relative to the
+    // drone), 0..h: through a side, or from above through the top.
     auto meet = [&](float x0, float y0, float x1, float y1, float h, lanes ix, lanes iy, lanes slope, lanes sink) {
         const lanes tx0 = all(x0) * ix, tx1 = all(x1) * ix, ty0 = all(y0) * iy, ty1 = all(y1) * iy;
         const lanes enter = high(high(low(tx0, tx1), low(ty0, ty1)), all(0.0f));
@@ -139,13 +140,13 @@ _SHARED = """
         return ((down > enter) & (down <= leave)) ? down : side;
     };
 
-    // Distance over ground at which beam e of direction (dx, dy) meets the ground.
+    // Horizontal distance at which beam e with direction (dx, dy) hits the ground.
     auto ground = [&](float dx, float dy, int e) {
         const float t = -pz * sink[e], gx = px + t * dx, gy = py + t * dy;
         return t > 0.0f && gx >= -GROUND && gx <= GROUND && gy >= -GROUND && gy <= GROUND ? t : NEVER;
     };
 
-    // Beams turn with the yaw only. In double: a beam must not pass a corner on the wrong side.
+    // Beams follow the yaw only. In double precision: a beam must not pass a corner on the wrong side.
     double yaw_cos = (double)qw * qw + (double)qx * qx - (double)qy * qy - (double)qz * qz;
     double yaw_sin = 2.0 * ((double)qw * qz + (double)qx * qy);
     auto normalize_yaw = [&]() {
@@ -184,14 +185,14 @@ _SCAN = """
         for (int v = 0; v < V; ++v) { ix[a * V + v] = kx[a]; iy[a * V + v] = ky[a]; }
     for (int e = BEAMS; e < PADDED; ++e) ix[e] = iy[e] = 1.0f;
     for (int e = 0; e < PADDED; ++e) best[e] = NEVER;
-    if (-pz * sink[0] * stretch[0] < reach) // the lowest beam meets the ground in reach
+    if (-pz * sink[0] * stretch[0] < reach) // the lowest beam hits the ground within reach
         for (int a = 0; a < H; ++a)
             for (int v = 0; v < V; ++v) best[a * V + v] = ground(dx[a], dy[a], a * V + v);
 
-    const float lowest = pz + (slope[0] < 0.0f ? slope[0] / stretch[0] * reach : 0.0f); // no beam in reach sinks lower
+    const float lowest = pz + (slope[0] < 0.0f ? slope[0] / stretch[0] * reach : 0.0f); // no beam in reach gets lower
     const lanes c = all((float)yaw_cos), s = all((float)yaw_sin), zero = all(0.0f);
     const float per_radian = H / 6.28318530718f, guard = 2e-3f * per_radian;
-    auto azimuth_of = [&](lanes wx, lanes wy) { // of a point, in azimuth steps, within 1e-3 rad
+    auto azimuth_of = [&](lanes wx, lanes wy) { // of a point, in azimuth steps, accurate to 1e-3 rad
         const lanes u = wx * c + wy * s, t = wy * c - wx * s;
         const lanes au = high(u, -u), at = high(t, -t);
         const lanes q = low(au, at) / (high(au, at) + all(1e-20f)), q2 = q * q;
@@ -209,13 +210,13 @@ _SCAN = """
             float hidden[W], a[W], b[W]; // hidden > 0: out of reach, or below every beam
             store(hidden, high(gap - all(reach * reach), all(lowest) - load(tall + first)));
 
-            // The azimuths a box covers: between its two outermost corners as seen from the drone.
+            // Azimuths covered by a box: between its two outermost corners as seen from the drone.
             const lanes near_x = ax > zero ? ax : bx, near_y = ay > zero ? ay : by;
             const lanes from =
                 azimuth_of(ay > zero ? bx : by < zero ? ax : near_x, ax > zero ? ay : bx < zero ? by : near_y);
             const lanes to =
                 azimuth_of(ay > zero ? ax : by < zero ? bx : near_x, ax > zero ? by : bx < zero ? ay : near_y);
-            // Above or inside a box: all around.
+            // Above or inside a box: all azimuths.
             store(a, gap > zero ? from : zero);
             store(b, gap > zero ? (to < from ? to + all(H) : to) : all(H - 1));
 
@@ -236,7 +237,7 @@ _SCAN = """
                 int high_azimuth = (int)(b[w] + (2 * H + guard)) - 2 * H;    // rounded down
                 if (low_azimuth < 0) { low_azimuth += H; high_azimuth += H; }
                 sweep(low_azimuth, high_azimuth < H ? high_azimuth : H - 1);
-                if (high_azimuth >= H) sweep(0, high_azimuth - H); // past the seam
+                if (high_azimuth >= H) sweep(0, high_azimuth - H); // wraps around
             }
         }
     });
@@ -248,11 +249,11 @@ _SCAN = """
 """
 
 _TOUCHES = """
-    // How far the nearest box is, over ground; boxes too low for any beam do not count.
+    // Squared horizontal distance to the nearest box; boxes too low for any beam do not count.
     float gap[W];
     lanes nearest = all(NEVER);
     each_run_within(radius, [&](int begin, int end) {
-        for (int k = begin; k < end; k += W) { // may run past the end: further boxes only make the answer careful
+        for (int k = begin; k < end; k += W) { // may read past the end: extra boxes only make the test conservative
             const lanes ex = high(high(load(west + k) - all(px), all(px) - load(east + k)), all(0.0f));
             const lanes ey = high(high(load(south + k) - all(py), all(py) - load(north + k)), all(0.0f));
             nearest = nearer(nearest, load(tall + k) < all(pz - radius) ? all(NEVER) : ex * ex + ey * ey);
@@ -261,7 +262,7 @@ _TOUCHES = """
     store(gap, nearest);
     bool near = pz < radius;
     for (int w = 0; w < W; ++w) near |= gap[w] <= radius * radius;
-    if (!near) return false; // nearly always
+    if (!near) return false; // the common case
     normalize_yaw();
     for (int a = 0; a < H; ++a) {
         float dx, dy;
@@ -288,7 +289,7 @@ _TOUCHES = """
 
 @cache
 def lidar_functions(azimuths: int, elevations: int) -> tuple[wp.Function, wp.Function]:
-    """Warp functions `scan_beams` (all ranges of a drone) and `beam_touches` (is any beam shorter than a radius)."""
+    """Build Warp functions `scan_beams` (all ranges of a drone) and `beam_touches` (any beam shorter than a radius)."""
     shared = _SHARED % {
         "azimuths": azimuths,
         "elevations": elevations,

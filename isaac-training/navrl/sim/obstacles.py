@@ -1,7 +1,7 @@
-"""NavRL's rule for moving obstacles, as a Warp kernel both engines use.
+"""NavRL's rule for moving obstacles, as a Warp kernel used by both engines.
 
-Every obstacle wanders around its origin. It takes a new local goal when it comes within 0.5 m of the old one, but its
-speed and heading are redrawn only every two seconds, so it overshoots. All draws come from (seed, step, obstacle).
+Every obstacle wanders around its origin. It draws a new local goal when it is within 0.5 m of the old one, but its
+speed and heading are redrawn only every two seconds, so it overshoots. All draws depend only on (seed, step, obstacle).
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ def advance(
     end: int,
     dt: float,
 ):
-    """Move obstacles first to end of a map by one step: slot `before` to slot `after`."""
+    """Move obstacles `first` to `end` of a map by one step, from slot `before` to slot `after`."""
     ...
 
 
@@ -53,7 +53,7 @@ def advance(
     const int K = position.shape[3];
     const float* p = position.data + ((long long)slot * position.shape[1] + map) * 3 * K;
     const float* g = goal.data + (long long)map * 3 * K;
-    constexpr int BLOCK = 16; // look at many together: arrivals are rare
+    constexpr int BLOCK = 16; // test many at once: arrivals are rare
     for (int j = first; j < end; j += BLOCK) {
         const int stop = j + BLOCK < end ? j + BLOCK : end;
         int any = 0;
@@ -78,13 +78,13 @@ def next_arrival(
     end: int,
     radius: float,
 ) -> int:
-    """The first obstacle from `first` on that is within `radius` of its goal, or `end`."""
+    """Return the first obstacle from `first` on that is within `radius` of its goal, or `end`."""
     ...
 
 
 @wp.kernel
 def move_obstacles(
-    share: int,  # obstacles a thread: all of a map on a CPU, one on CUDA
+    share: int,  # obstacles per thread: all of a map on a CPU, one on CUDA
     origin: wp.array3d(dtype=float),  # (M, 3, K)
     height: wp.array2d(dtype=float),  # (M, K)
     count: wp.array(dtype=int),  # (M,)
@@ -97,7 +97,7 @@ def move_obstacles(
     substeps: int,
     goal: wp.array3d(dtype=float),  # (M, 3, K)
     velocity: wp.array3d(dtype=float),  # (M, 3, K)
-    position: wp.array4d(dtype=float),  # (substeps, M, 3, K): after each physics step; the last is the present
+    position: wp.array4d(dtype=float),  # (substeps, M, 3, K): after each physics step; the last is the current one
 ):
     m, part = wp.tid()
     first = part * share
@@ -105,7 +105,7 @@ def move_obstacles(
     before = substeps - 1
     for k in range(substeps):
         now = step + k
-        # A new goal on arrival (and at the very beginning, when all are drawn).
+        # New goal on arrival (and at step 0, where all goals are drawn).
         j = first
         if now > 0:
             j = next_arrival(position, goal, m, before, first, end, GOAL_RADIUS)
@@ -123,7 +123,7 @@ def move_obstacles(
             j += 1
             if now > 0:
                 j = next_arrival(position, goal, m, before, j, end, GOAL_RADIUS)
-        # A new speed, and the heading to the goal of the moment, every two seconds.
+        # New speed, and heading towards the current goal, every two seconds.
         if now % redraw_steps == 0:
             for i in range(first, end):
                 random = stream(seed, 2 * now + 1, m * origin.shape[2] + i)
@@ -140,12 +140,12 @@ def move_obstacles(
 
 
 def obstacle_seed(seed: int) -> int:
-    """A 31-bit seed for the kernel, well apart from those of the scene and the task."""
+    """Derive a 31-bit seed for the kernel, distinct from those of the scene and the task."""
     return int(np.random.SeedSequence([seed, 1]).generate_state(1)[0] >> 1)
 
 
 class MovingObstacles:
-    """Where the moving obstacles of every map are, and the launch that moves them. K of them a map, some padding."""
+    """Moving obstacles of every map and the launch that moves them. K per map, including padding."""
 
     def __init__(self, scene: Scene, settings: SimSettings, device: torch.device) -> None:
         self._origin = constant(scene.moving_origin.transpose(0, 2, 1), device)  # (M, 3, K)
@@ -155,22 +155,22 @@ class MovingObstacles:
         self.path = self._origin.repeat(settings.decimation, 1, 1, 1)  # after each physics step of an action
         self.position = self.path[-1]
 
-        maps, _, kinds = self._origin.shape
-        self.any = kinds > 0
-        share = 1 if device.type == "cuda" else max(1, kinds)  # obstacles a thread moves
+        maps, _, per_map = self._origin.shape
+        self.any = per_map > 0
+        share = 1 if device.type == "cuda" else max(1, per_map)  # obstacles per thread
         limits = [wp.vec2(*settings.moving_speed), wp.vec3(*settings.moving_range)]
         redraw = max(1, int(REDRAW_SECONDS / settings.step_seconds + 1e-6))
         seed = obstacle_seed(settings.seed)
         rule = [share, self._origin, self.size[:, 1].contiguous(), self.count, *limits, settings.step_seconds, redraw]
         inputs = [*rule, seed, 0, settings.decimation, self.goal, self.velocity, self.path]
-        self._launch = Recorded(move_obstacles, (maps, max(1, kinds) // share), inputs, device)
+        self._launch = Recorded(move_obstacles, (maps, max(1, per_map) // share), inputs, device)
 
     def advance(self, step: int) -> None:
-        """Move through one action; `step` physics steps were taken before."""
+        """Move by one action, after `step` physics steps so far."""
         if self.any:
             self._launch.set("step", step)
             self._launch.run()
 
     def stand_still(self) -> None:
-        """After a load: as if the present position had been held through the last action."""
+        """Fill the path with the current position after a load, as if it had been held through the last action."""
         self.path.copy_(self.position.clone().expand_as(self.path))

@@ -1,6 +1,6 @@
-"""The drone: its constants, the Lee velocity controller and the rotor lag, as Warp functions both engines call.
+"""The quadrotor: constants, Lee velocity controller and rotor lag, as Warp functions shared by both engines.
 
-State and velocity command go in, a wrench in the body frame comes out. The Warp engine integrates it, Isaac applies it.
+From state and velocity command to a wrench in the body frame, which the Warp engine integrates and Isaac applies.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ REFERENCE_DT = 0.016  # s: the step at which NavRL's per-step throttle filter wa
 
 @dataclass(frozen=True)
 class Quadrotor:
-    """Constants of one airframe, and the gains of the controller that flies it."""
+    """Constants of one airframe and the gains of its controller."""
 
     mass: float  # kg
     inertia: tuple[float, float, float]  # kg m², body axes
@@ -26,7 +26,7 @@ class Quadrotor:
     max_rotor_speed: float  # rad/s
     rotor_angles: tuple[float, ...] = (0.0, np.pi / 2, np.pi, -np.pi / 2)
     rotor_directions: tuple[float, ...] = (-1.0, 1.0, -1.0, 1.0)
-    throttle_filter: float = 0.43  # share of the gap closed in REFERENCE_DT
+    throttle_filter: float = 0.43  # fraction of the gap closed in REFERENCE_DT
     damping: float = 0.2  # 1/s, on linear and angular velocity
     velocity_gain: float = 2.2  # 1/s
     attitude_gain: tuple[float, float, float] = (0.7, 0.7, 0.035)  # N m
@@ -43,7 +43,7 @@ class Quadrotor:
         return float(np.sqrt(self.mass * GRAVITY / (4 * self.max_thrust)))
 
     def allocation(self) -> np.ndarray:
-        """(4, 4) matrix from the four rotor thrusts to roll, pitch and yaw torque and total thrust."""
+        """Return the (4, 4) matrix from rotor thrusts to roll, pitch and yaw torque and total thrust."""
         angles, directions = np.array(self.rotor_angles), np.array(self.rotor_directions)
         drag = self.moment_constant / self.force_constant
         return np.stack([np.sin(angles) * self.arm, -np.cos(angles) * self.arm, -directions * drag, np.ones(4)])
@@ -63,7 +63,7 @@ MODELS = {
 
 @wp.struct
 class Airframe:
-    """`Quadrotor` as kernels see it, for one length of step."""
+    """`Quadrotor` as kernels see it, for a fixed time step."""
 
     mass: float
     inertia: wp.vec3
@@ -72,14 +72,14 @@ class Airframe:
     max_thrust: float
     hover_throttle: float
     throttle_filter: float
-    keep: float  # share of the velocity that damping leaves after a step
+    keep: float  # fraction of the velocity left after one step of damping
     velocity_gain: float
     attitude_gain: wp.vec3
     rate_gain: wp.vec3
 
 
 def airframe(model: Quadrotor, dt: float) -> Airframe:
-    """Constants for steps of `dt` seconds; rotor lag and damping are the same in time whatever the step."""
+    """Build the constants for steps of `dt` seconds; rotor lag and damping per second do not depend on the step."""
     out = Airframe()
     allocation = model.allocation()
     out.mass = model.mass
@@ -125,7 +125,7 @@ def axes_of(q: wp.quat) -> wp.mat33:
 
 @wp.func
 def controlled_wrench(drone: Airframe, body: Body, command: wp.vec3) -> Wrench:
-    """Lee controller on a world-frame velocity `command`, holding the present yaw; then the rotors' lag."""
+    """Apply the Lee controller to a world-frame velocity `command`, holding the current yaw, then the rotor lag."""
     r = axes_of(body.rotation)
     acceleration = drone.velocity_gain * (body.velocity - command) - wp.vec3(0.0, 0.0, GRAVITY)
     z = -wp.normalize(acceleration)
@@ -140,7 +140,7 @@ def controlled_wrench(drone: Airframe, body: Body, command: wp.vec3) -> Wrench:
     out = Wrench()
     lift = wp.vec4()
     for i in range(4):
-        # The lag acts on rotor speed, thrust grows with its square.
+        # The lag acts on rotor speed; thrust is proportional to its square.
         speed = body.throttle[i]
         speed += drone.throttle_filter * (wp.sqrt(wp.clamp(wanted[i], 0.0, 1.0)) - speed)
         out.throttle[i] = speed
@@ -153,7 +153,7 @@ def controlled_wrench(drone: Airframe, body: Body, command: wp.vec3) -> Wrench:
 
 @wp.func
 def integrate(drone: Airframe, body: Body, wrench: Wrench, dt: float) -> Body:
-    """One semi-implicit Euler step of the rigid body, in the order PhysX takes: forces, damping, then motion."""
+    """Take one semi-implicit Euler step of the rigid body, in PhysX's order: forces, damping, then motion."""
     out = Body()
     r = axes_of(body.rotation)
     lift = wrench.thrust / drone.mass
@@ -161,12 +161,12 @@ def integrate(drone: Airframe, body: Body, wrench: Wrench, dt: float) -> Body:
     out.velocity = (body.velocity + push * dt) * drone.keep
     out.position = body.position + out.velocity * dt
 
-    # Gyroscopic coupling turns the angular momentum without changing its length.
+    # Gyroscopic coupling rotates the angular momentum without changing its magnitude.
     momentum = wp.cw_mul(drone.inertia, body.rate)
     turned = momentum - wp.cross(body.rate, momentum) * dt
     turned = turned * wp.sqrt(wp.dot(momentum, momentum) / wp.max(wp.dot(turned, turned), 1.0e-30))
     out.rate = wp.cw_div(turned + wrench.torque * dt, drone.inertia) * drone.keep
-    # Turning about the rate itself leaves it as it is in body axes, so only the attitude changes.
+    # Rotating about the rate itself leaves it unchanged in body axes, so only the attitude changes.
     half = 0.5 * dt * wp.length(out.rate)
     sinc = 0.5 * dt
     if half > 1.0e-4:

@@ -1,14 +1,17 @@
-"""Where obstacles stand, how the moving ones are spread, and where flights begin and end: numpy, from a seed.
+"""Static obstacles, origins of the moving ones, starts and goals: drawn with numpy from a seed.
 
-A `Scene` knows nothing of an engine. Both engines, the tests and the pictures are built from the same object.
+A `Scene` does not depend on an engine. Both engines, the tests and the pictures are built from the same object.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+
+from navrl.settings import SEED, ConfigError, setting, whole
 
 MAP_HALF = 20.0  # m: obstacles live in ±20 m
 GROUND_HALF = 25.0  # m: flat ground reaches 5 m further; flights start and end on it
@@ -41,6 +44,34 @@ TRAINING, EVALUATION = 0, 1
 ROUTES = ("borders", "crossing", "mixed")
 
 
+def counts(most: int) -> Callable[[Any, str], int | list[int]]:
+    """A parser for a number of obstacles per map, or a list that is cycled over the maps."""
+
+    def parse(value: Any, key: str) -> int | list[int]:
+        several = [whole(v) for v in (value if isinstance(value, list | tuple) else [value])]
+        for count in several:
+            if isinstance(count, bool) or not isinstance(count, int) or count < 0:
+                raise ConfigError(key, value, "must be a whole number of at least 0, or a list of them")
+            if count > most:
+                raise ConfigError(key, value, f"more than fit on a 40 × 40 m map; use at most {most}")
+        if not several:
+            raise ConfigError(key, value, "must not be an empty list")
+        return several if isinstance(value, list | tuple) else several[0]
+
+    return parse
+
+
+@dataclass(frozen=True)
+class SceneSettings:
+    """Which maps to draw; the arguments of `generate_scene`."""
+
+    seed: int = setting("seed", *SEED)
+    num_maps: int = setting("env.num_maps", 1, 4096)
+    num_static: int | list[int] = setting("env.num_obstacles", 0, MAX_STATIC, parse=counts(MAX_STATIC))
+    num_moving: int | list[int] = setting("env_dyn.num_obstacles", 0, MAX_MOVING, parse=counts(MAX_MOVING))
+    route: str = setting("env.route", options=ROUTES)
+
+
 @dataclass(frozen=True)
 class Scene:
     """Many maps. Static boxes are stored map after map; everything else has a leading map axis."""
@@ -56,6 +87,16 @@ class Scene:
     @property
     def num_maps(self) -> int:
         return len(self.moving_count)
+
+    @property
+    def border(self) -> float:
+        """Half the side of the square on which flights start and end, m."""
+        return BORDER
+
+    @property
+    def ground_half(self) -> float:
+        """Half the side of the ground, m."""
+        return GROUND_HALF
 
     def boxes_of(self, index: int) -> np.ndarray:
         """Static boxes (n, 5) of one map."""

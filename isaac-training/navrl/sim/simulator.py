@@ -1,38 +1,41 @@
-"""What a simulator engine is: the only thing the Warp and the Isaac engine share with the rest of the program."""
+"""The simulator interface: all that the rest of the program knows of the Warp and the Isaac engine."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 import numpy as np
 import torch
 
 from navrl.native.launch import Recorded
+from navrl.settings import SEED, device, setting
 from navrl.sim.lidar import LidarSpec
+from navrl.sim.quadrotor import MODELS
 from navrl.sim.scene import Scene
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class SimSettings:
-    """Everything an engine is told besides the scene."""
+    """Everything an engine needs besides the scene."""
 
-    num_envs: int
-    engine: str = "warp"  # or isaac
-    physics: str = "ovphysx"  # Isaac's: ovphysx, physx or newton
+    num_envs: int = setting("env.num_envs", 1, 1 << 20)
+    engine: str = setting("sim.engine", options=("warp", "isaac"))
+    device: str = setting("device", parse=device)
+    headless: bool = setting("headless")
+    seed: int = setting("seed", *SEED)
+    dt: float = setting("sim.dt", 1e-4, 0.05)  # s, one physics step
+    decimation: int = setting("sim.decimation", 1, 100)  # physics steps per action
+    time_scale: float = setting("sim.time_scale", 0.1, 10.0)  # physics runs with dt * time_scale
+    threads: int = setting("sim.threads", 0, 256)  # CPU threads; 0: as many as torch uses
+    drone: str = setting("drone.model_name", options=tuple(MODELS))
+    collision_radius: float = setting("drone.collision_radius", 0.0, 2.0)  # m
+    moving_speed: tuple[float, float] = setting("env_dyn.vel_range", 0.0, rising=True)  # m/s
+    moving_range: tuple[float, float, float] = setting("env_dyn.local_range", 0.0)  # m around each origin
+    lidar: LidarSpec
+    physics: str = "none"  # Isaac's: ovphysx, physx or newton
     window: bool = False  # Isaac Sim's
-    device: str = "cpu"
-    seed: int = 0
-    dt: float = 0.016  # s, one physics step
-    decimation: int = 1  # physics steps per action
-    time_scale: float = 1.0  # physics runs with dt * time_scale
-    threads: int = 0  # CPU threads; 0 takes what torch uses
-    drone: str = "Hummingbird"
-    collision_radius: float = 0.3  # m
-    moving_speed: tuple[float, float] = (0.5, 1.5)  # m/s
-    moving_range: tuple[float, float, float] = (5.0, 5.0, 4.5)  # m around each origin
-    lidar: LidarSpec = field(default_factory=LidarSpec)
 
     @property
     def step_seconds(self) -> float:
@@ -44,7 +47,7 @@ class SimSettings:
 class Simulator(Protocol):
     """Drones, obstacles and LiDAR. The tensors are views of the engine's own memory: read them, clone to keep.
 
-    N drones, D = decimation physics steps per `step`, M maps, K moving obstacles a map. World frame, z up.
+    N drones, D = decimation physics steps per `step`, M maps, K moving obstacles per map. World frame, z up.
     """
 
     scene: Scene
@@ -64,7 +67,7 @@ class Simulator(Protocol):
     moving_contact: torch.Tensor  # (D, N) uint8: inside a moving obstacle grown by the collision radius
 
     def reset(self, drones: torch.Tensor, position: torch.Tensor, yaw: torch.Tensor, map_index: torch.Tensor) -> None:
-        """Put the k drones numbered in `drones` (k,) at rest at `position` (k, 3) facing `yaw` (k,), and scan anew."""
+        """Put the k drones numbered in `drones` (k,) at rest at `position` (k, 3) facing `yaw` (k,), and scan again."""
 
     def step(self, velocity_command: torch.Tensor) -> None:
         """Fly D physics steps toward a world-frame velocity (N, 3) in m/s. A command that is not finite means hover."""
@@ -76,13 +79,13 @@ class Simulator(Protocol):
         """
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """All that is needed to go on exactly from here; the tensors are the engine's own, copy them to keep."""
+        """Everything needed to resume exactly from here; the tensors are the engine's own, copy them to keep."""
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
-        """Go on from `state_dict()` of an engine with the same scene and settings."""
+        """Restore the `state_dict()` of an engine with the same scene and settings."""
 
     def close(self) -> None:
-        """Give back threads and windows."""
+        """Release threads and windows."""
 
 
 def constant(array: np.ndarray, device: torch.device, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""The embedded engine: drones, moving obstacles and LiDAR as Warp kernels, one source for CPU and CUDA."""
+"""The built-in engine: drones, moving obstacles and LiDAR as Warp kernels, one source for CPU and CUDA."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ wp.set_module_options(FORWARD_ONLY)
 
 @wp.kernel
 def place(
-    drones: wp.uint64,  # addresses: of the drones' numbers, and, row for row, of where to put them
+    drones: wp.uint64,  # addresses of the drone indices and, row by row, of their new poses and maps
     new_position: wp.uint64,
     new_yaw: wp.uint64,
     new_map: wp.uint64,
@@ -37,7 +37,7 @@ def place(
     i = number_at(drones, r)
     m = number_at(new_map, r)
     if i < 0 or i >= position.shape[0] or m < 0 or m >= maps:
-        return  # no such drone or map: nothing may be written
+        return  # no such drone or map: write nothing
     at = wp.array(ptr=new_position, shape=(r + 1,), dtype=wp.vec3)
     yaw = wp.array(ptr=new_yaw, shape=(r + 1,), dtype=float)
     h = drone.hover_throttle
@@ -52,7 +52,7 @@ def place(
 
 @cache
 def beam_kernels(azimuths: int, elevations: int) -> tuple[wp.Kernel, wp.Kernel]:
-    """The two kernels that depend on the beam layout: `fly` (physics and contacts) and `scan` (LiDAR)."""
+    """Build the two kernels that depend on the beam layout: `fly` (physics and contacts) and `scan` (LiDAR)."""
     scan_beams, beam_touches = lidar_functions(azimuths, elevations)
 
     @wp.kernel(module="unique", module_options=FORWARD_ONLY)
@@ -113,7 +113,7 @@ def beam_kernels(azimuths: int, elevations: int) -> tuple[wp.Kernel, wp.Kernel]:
     @wp.kernel(module="unique", module_options=FORWARD_ONLY)
     def scan(
         offset: int,
-        drones: wp.uint64,  # address of their numbers
+        drones: wp.uint64,  # address of the drone indices
         reach: float,
         boxes: wp.array2d(dtype=float),
         buckets: wp.array2d(dtype=int),
@@ -124,7 +124,7 @@ def beam_kernels(azimuths: int, elevations: int) -> tuple[wp.Kernel, wp.Kernel]:
         quaternion: wp.array(dtype=wp.vec4),
         ranges: wp.array3d(dtype=float),
     ):
-        # On CUDA the second dimension is the azimuth; on a CPU it is 1 and one thread scans all around.
+        # On CUDA the second dimension is the azimuth; on a CPU it is 1 and one thread scans all azimuths.
         local, first = wp.tid()
         i = number_at(drones, offset + local)
         if i < 0 or i >= position.shape[0]:
@@ -140,7 +140,7 @@ def beam_kernels(azimuths: int, elevations: int) -> tuple[wp.Kernel, wp.Kernel]:
 
 
 class WarpSimulator(Engine):
-    """`Simulator` on Warp. See `navrl.sim.simulator.Simulator` for what its tensors mean."""
+    """`Simulator` on Warp. See `navrl.sim.simulator.Simulator` for the meaning of its tensors."""
 
     def __init__(self, scene: Scene, settings: SimSettings) -> None:
         super().__init__(scene, settings)
@@ -153,7 +153,7 @@ class WarpSimulator(Engine):
         self.check_rows(drones, position, yaw, map_index)
         drones, map_index = self._plain(drones, torch.int32), self._plain(map_index, torch.int32)
         position, yaw = self._plain(position, torch.float32), self._plain(yaw, torch.float32)
-        self._fresh = drones, position, yaw, map_index  # kept: the launches know only their addresses
+        self._fresh = drones, position, yaw, map_index  # keeps them alive: launches hold only addresses
         self._place.set("drones", drones.data_ptr())
         self._place.set("new_position", position.data_ptr())
         self._place.set("new_yaw", yaw.data_ptr())
@@ -165,7 +165,7 @@ class WarpSimulator(Engine):
         self._rescan.run()
 
     def scan(self) -> None:
-        """Scan for every drone where it is; `step` and `reset` do so themselves."""
+        """Scan from the current pose of every drone; `step` and `reset` do this themselves."""
         for launches in self._slices:
             launches[1].run()
 
@@ -177,9 +177,9 @@ class WarpSimulator(Engine):
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
-        self.scan()  # what the LiDAR saw follows from where the drones are
+        self.scan()  # ranges follow from the poses and are not saved
 
-    # --- inside -------------------------------------------------------------------------------------------------
+    # --- internals ----------------------------------------------------------------------------------------------
 
     def _make_launches(self) -> None:
         settings, n, dt = self.settings, self.settings.num_envs, self.settings.step_seconds
@@ -224,7 +224,7 @@ class WarpSimulator(Engine):
         self._prepared = self.team.prepare(self._slices)
 
     def _plain(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-        """`tensor` as kernels read it from an address; nearly always it is already."""
+        """Convert `tensor` to what kernels read from an address; usually nothing needs converting."""
         if tensor.dtype is dtype and tensor.device == self.device and tensor.is_contiguous():
             return tensor
         return tensor.to(self.device, dtype).contiguous()

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -14,32 +15,42 @@ from torchrl.envs import EnvBase
 
 from navrl.io.snapshot import Live
 from navrl.native.launch import Recorded
+from navrl.schema import NEAREST, STAT_COUNT, STATS, TERMS, observation_shapes
+from navrl.settings import SEED, ConfigError, setting
 from navrl.sim.simulator import Simulator
 from navrl.task import kernels
-from navrl.task.kernels import DIRECTION, NEAREST, OBSTACLE, STAT_COUNT, STATE, STATS, TERMS
 
 DONE_KEYS = ("done", "terminated", "truncated")
 
 
-@dataclass(frozen=True)
-class TaskSettings:
-    """What the drone is asked to do. `reward` gives weights to terms of `kernels.TERMS`; the others weigh nothing."""
+def reward_weights(value: Any, key: str) -> dict[str, float]:
+    """Parse the section `reward`: one finite number per term."""
+    weights = {term: value.get(term) if isinstance(value, dict) else None for term in TERMS}
+    for term, weight in weights.items():
+        if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+            raise ConfigError(f"{key}.{term}", weight, "must be a number")
+    return {term: float(weight) for term, weight in weights.items()}
 
-    max_episode_length: int = 2200  # physics steps of sim.dt
-    goal_radius: float = 0.5  # m
-    height_limits: tuple[float, float] = (0.2, 4.0)  # m
-    end_at_goal: bool = True  # False: fly on until the time is up, as NavRL does
-    action_limit: float = 2.0  # m/s along each axis of the goal frame
-    starts_in_order: bool = False  # True: drone i always flies its own start; False: drawn anew for every episode
-    seed: int = 0
-    reward: dict[str, float] = field(default_factory=dict)
+
+@dataclass(frozen=True, kw_only=True)
+class TaskSettings:
+    """What the drone has to do. `reward` gives weights to `TERMS`; a term that is missing weighs nothing."""
+
+    max_episode_length: int = setting("env.max_episode_length", 1, 1e7)  # physics steps of sim.dt
+    goal_radius: float = setting("env.goal_radius", 0.01, 10.0)  # m
+    height_limits: tuple[float, float] = setting("env.height_limits", rising=True)  # m
+    end_at_goal: bool = setting("env.end_at_goal")  # False: fly on until the time is up, as NavRL does
+    action_limit: float = setting("drone.action_limit", 0.01, 20.0)  # m/s along each axis of the goal frame
+    seed: int = setting("seed", *SEED)
+    reward: dict[str, float] = setting("reward", parse=reward_weights)
+    starts_in_order: bool = False  # True: drone i always flies its own start; False: redrawn for every episode
 
 
 class NavigationEnv(EnvBase):
     """Fly to the goal without touching anything. Actions are world-frame velocities in m/s.
 
     Every step returns fresh tensors: the observation under "next" stays the true last one of an episode when a reset
-    follows, for whoever bootstraps from it. All arithmetic is in `navrl.task.kernels`.
+    follows, so that truncated episodes bootstrap from it. All arithmetic is in `navrl.task.kernels`.
     """
 
     def __init__(self, simulator: Simulator, settings: TaskSettings) -> None:
@@ -50,7 +61,7 @@ class NavigationEnv(EnvBase):
         self._make_buffers()
         self._make_launches()
 
-    # --- what TorchRL asks of an environment --------------------------------------------------------------------
+    # --- TorchRL's interface ------------------------------------------------------------------------------------
 
     def _make_specs(self) -> None:
         n, device = self.num_envs, self.device
@@ -61,12 +72,8 @@ class NavigationEnv(EnvBase):
         def floats(*shape: int) -> Unbounded:
             return Unbounded((n, *shape), device=device)
 
-        observation = batch(
-            state=floats(STATE),
-            lidar=floats(1, *self.simulator.settings.lidar.shape),
-            direction=floats(1, DIRECTION),
-            dynamic_obstacle=floats(1, NEAREST, OBSTACLE),
-        )
+        shapes = observation_shapes(self.simulator.settings.lidar.shape)
+        observation = batch(**{name: floats(*shape) for name, shape in shapes.items()})
         stats = batch(**{name: floats(1) for name in STATS})
         self.observation_spec = batch(agents=batch(observation=observation), stats=stats)
         # Up to action_limit along each axis of the goal frame, as seen from the world frame.
@@ -83,7 +90,7 @@ class NavigationEnv(EnvBase):
 
     def _reset(self, tensordict: TensorDictBase | None = None, **_) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
-        if mask is None and self._loaded:  # whoever flies on from a loaded state begins with a reset, as always
+        if mask is None and self._loaded:  # a collector begins with a reset; after a load that must reset nothing
             self._loaded = False
             return self.observation()
         self._begin_flights(self._everyone if mask is None else _numbers(mask))
@@ -93,7 +100,7 @@ class NavigationEnv(EnvBase):
         return self._pack(*self._fly(tensordict.get(("agents", "action"))), reward=True)
 
     def step_and_maybe_reset(self, tensordict: TensorDictBase) -> tuple[TensorDictBase, TensorDictBase]:
-        """What TorchRL's own does, without masking every tensor: only drones that finished are reset and observed."""
+        """As TorchRL's own, without masking every tensor: only drones that finished are reset and observed."""
         results, flags = self._fly(tensordict.get(("agents", "action")))
         tensordict.set("next", self._pack(results, flags, reward=True))
         finished = _numbers(flags[0])
@@ -106,11 +113,11 @@ class NavigationEnv(EnvBase):
     # --- state --------------------------------------------------------------------------------------------------
 
     def state_dict(self, *_, **__) -> dict[str, dict[str, torch.Tensor]]:
-        """All that is needed to go on exactly from here, the simulator included. Copy the tensors to keep them."""
+        """Everything needed to resume exactly from here, the simulator included. Copy the tensors to keep them."""
         return {"task": self._state, "simulator": self.simulator.state_dict()}
 
     def load_state_dict(self, state: dict[str, dict[str, torch.Tensor]], *_, **__) -> None:
-        """Go on from `state_dict()` of an environment built alike. The next reset of all drones resets none."""
+        """Restore the `state_dict()` of an environment built alike. The next reset of all drones resets none."""
         for name in self._kept:
             self._state[name].copy_(state["task"][name])
         self._begin.set("seed", int(self._seed))
@@ -118,7 +125,7 @@ class NavigationEnv(EnvBase):
         self._loaded = True
 
     def observation(self) -> TensorDictBase:
-        """What the drones see now, packed as by `reset` but without resetting; for going on after a load."""
+        """What the drones observe now, packed as by `reset` but without resetting; for resuming after a load."""
         results, flags = self._new_results()
         self._observe(results, self._everyone)
         return self._pack(results, flags.zero_())
@@ -154,15 +161,9 @@ class NavigationEnv(EnvBase):
         self._nearest = zeros(n, NEAREST, dtype=torch.int32)
         self._static_log, self._moving_log = zeros(n), zeros(n)
 
-        azimuths, elevations = self.simulator.settings.lidar.shape
-        self._shapes = {
-            "lidar": (n, 1, azimuths, elevations),
-            "state": (n, STATE),
-            "direction": (n, 1, DIRECTION),
-            "dynamic_obstacle": (n, 1, NEAREST, OBSTACLE),
-            "reward": (n, 1),
-            "stats": (STAT_COUNT, n, 1),
-        }  # the order in which kernels write
+        observed = observation_shapes(self.simulator.settings.lidar.shape)
+        shapes = {name: (n, *shape) for name, shape in observed.items()}
+        self._shapes = {**shapes, "reward": (n, 1), "stats": (STAT_COUNT, n, 1)}  # the order in which kernels write
         self._td_size, self._td_device = self.batch_size, self.device
         self._sizes = [math.prod(shape) for shape in self._shapes.values()]
 
@@ -221,7 +222,7 @@ class NavigationEnv(EnvBase):
         return rules
 
     def _new_results(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Memory for one step's results: all floats in one piece, and done, terminated, truncated."""
+        """Allocate one step's results: all floats in one piece, and done, terminated, truncated."""
         floats = torch.empty(sum(self._sizes), device=self._td_device)
         return floats, torch.empty((3, self.num_envs, 1), dtype=torch.bool, device=self._td_device)
 
@@ -240,8 +241,8 @@ class NavigationEnv(EnvBase):
         return results, flags
 
     def _aim(self, results: torch.Tensor, flags: torch.Tensor) -> None:
-        """Let the kernels that follow a step write here. The memory is kept until the next call: whoever steps the
-        simulator behind the environment's back must not write into memory that is gone."""
+        """Point the kernels that follow a step at this memory. It is kept until the next call, so that stepping the
+        simulator directly cannot write into freed memory."""
         self._target = results, flags
         address = results.data_ptr()
         tail = address + 4 * sum(self._sizes[:4])
@@ -276,16 +277,16 @@ class NavigationEnv(EnvBase):
         reward: bool = False,
         carry: TensorDictBase | None = None,
     ) -> TensorDictBase:
-        """Results as TorchRL wants them. Keys of `carry` that are not ours go along, as in TorchRL's `step_mdp`."""
+        """Pack results as TorchRL wants them. Other keys of `carry` are kept, as in TorchRL's `step_mdp`."""
         pieces = results.split_with_sizes(self._sizes)
         parts = {name: piece.view(shape) for (name, shape), piece in zip(self._shapes.items(), pieces, strict=True)}
-        stats, paid = parts.pop("stats"), parts.pop("reward")
+        stats, rewards = parts.pop("stats"), parts.pop("reward")
         everything, agents = {}, {}
         if carry is not None:
             everything = {key: value for key, value in carry.items() if key != "next"}
             agents = dict(everything["agents"].items())
         if reward:
-            agents["reward"] = paid
+            agents["reward"] = rewards
         agents["observation"] = self._td(parts)
         everything["agents"] = self._td(agents)
         everything["stats"] = self._td(dict(zip(STATS, stats.unbind(0), strict=True)))

@@ -1,4 +1,4 @@
-"""Flies a policy once from every start and reports how the flights ended."""
+"""Flies a policy once from every start and counts how the flights end."""
 
 from __future__ import annotations
 
@@ -6,22 +6,26 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDictBase
 
+from navrl.schema import FLOWN, OUTCOMES
+from navrl.settings import SEED, ConfigError, setting
 from navrl.sim.engine import make_simulator
 from navrl.sim.scene import EVALUATION, MAX_MOVING, MAX_STATIC, Scene, generate_scene
 from navrl.sim.simulator import SimSettings
 from navrl.task.env import NavigationEnv, TaskSettings
-from navrl.task.kernels import FLOWN, OUTCOMES
 
 Policy = Callable[[TensorDictBase], torch.Tensor]  # observation of B drones to world-frame velocities (B, 3)
 
-Report = Callable[..., None]  # (done, total, what="") as an evaluation goes on
+Report = Callable[..., None]  # (done, total, what="") as an evaluation proceeds
+Cancelled = Callable[[], bool]  # true: end the evaluation early
 
 TRACE_SECONDS = 0.128  # between the drawn points of a flight; bounds what an evaluation keeps in memory
+MAX_EPISODES = 16384
 
 
 # --- policies that need no training -----------------------------------------------------------------------------
@@ -55,7 +59,7 @@ def random_walk(seed: int) -> Policy:
 
 @dataclass(frozen=True)
 class Scenario:
-    """Where flights begin and end, and how many obstacles are on a map."""
+    """Route and number of obstacles per map."""
 
     route: str
     num_static: int
@@ -76,12 +80,37 @@ class Scenario:
         return f"{self.route}-{self.num_static}-{self.num_moving}"
 
 
+def scenarios(value: Any, key: str) -> tuple[Scenario, ...]:
+    """Parse a scenario or a list of them."""
+    names = [value] if isinstance(value, str) else value
+    if not isinstance(names, list | tuple) or not names:
+        raise ConfigError(key, value, "must be a list such as [crossing-350-80,borders-350-0]")
+    out = []
+    for name in names:
+        try:
+            out.append(Scenario.parse(str(name)))
+        except ValueError as error:
+            raise ConfigError(key, name, str(error)) from error
+    return tuple(out)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvaluationSettings:
+    """Which flights an evaluation makes."""
+
+    scenarios: tuple[Scenario, ...] = setting("eval.scenarios", parse=scenarios)
+    episodes: int = setting("eval.episodes", 1, MAX_EPISODES)  # flights per scenario
+    maps: int = setting("eval.maps", 1, MAX_EPISODES)
+    seed: int = setting("eval.seed", *SEED)
+    picture: bool = setting("eval.picture")
+
+
 # --- flying -----------------------------------------------------------------------------------------------------
 
 
 @dataclass
 class Flights:
-    """What came of n flights: one row each."""
+    """Results of n flights, one row each."""
 
     outcome: np.ndarray  # (n,) index into OUTCOMES
     length: np.ndarray  # (n,) s
@@ -93,8 +122,13 @@ class Flights:
     scene: Scene
 
 
-def fly_all(env: NavigationEnv, policy: Policy, progress: Callable[[int, int], None] | None = None) -> Flights:
-    """One flight per drone, each until its first event. `progress(finished, total)` is called as flights end."""
+def fly_all(
+    env: NavigationEnv, policy: Policy, report: Report | None = None, cancelled: Cancelled | None = None
+) -> Flights | None:
+    """Fly every drone once, until its first event; None if `cancelled()` turned true before all had ended.
+
+    `report(finished, total)` is called as flights end.
+    """
     sim = env.simulator
     every = max(1, round(TRACE_SECONDS / (sim.settings.step_seconds * sim.settings.decimation)))
     data = env.reset()
@@ -103,10 +137,12 @@ def fly_all(env: NavigationEnv, policy: Policy, progress: Callable[[int, int], N
     trace = [place.cpu().numpy().copy()]
     step = 0
     while running.any():
+        if cancelled and cancelled():
+            return None
         observation = data["agents", "observation"]
         if running.all():
             action = policy(observation)
-        else:  # finished drones hover on, unseen: only those still flying are worth the network's time
+        else:  # finished drones hover unseen: the network runs only for those still flying
             action = torch.zeros_like(place)
             action[running] = policy(observation[running])
         data["agents", "action"] = action
@@ -116,8 +152,8 @@ def fly_all(env: NavigationEnv, policy: Policy, progress: Callable[[int, int], N
         step += 1
         if step % every == 0 or not running.any():
             trace.append(place.cpu().numpy().copy())
-            if progress:
-                progress(env.num_envs - int(running.sum()), env.num_envs)
+            if report:
+                report(env.num_envs - int(running.sum()), env.num_envs)
     stats = {name: data["stats", name].view(-1).cpu().numpy() for name in OUTCOMES + FLOWN}
     return Flights(
         outcome=np.stack([stats[name] for name in OUTCOMES]).argmax(0),
@@ -134,32 +170,40 @@ def fly_all(env: NavigationEnv, policy: Policy, progress: Callable[[int, int], N
 class Evaluator:
     """Flies a policy through scenarios on maps that no training ever sees; the same flights every time."""
 
-    def __init__(self, maps: int, seed: int, sim_settings: SimSettings, task_settings: TaskSettings) -> None:
-        self.maps, self.seed = maps, seed
-        self.sim_settings = replace(sim_settings, seed=seed)
-        # One flight a drone, over at its first event.
+    def __init__(self, settings: EvaluationSettings, sim_settings: SimSettings, task_settings: TaskSettings) -> None:
+        self.settings = settings
+        self.sim_settings = replace(sim_settings, seed=settings.seed)
+        # One flight per drone, over at its first event.
         self.task_settings = replace(task_settings, starts_in_order=True, end_at_goal=True)
         self._scenes: dict[tuple[Scenario, int], Scene] = {}
 
-    def fly(self, scenario: Scenario, episodes: int, policy: Policy, report: Report | None = None) -> Flights:
-        """Build drones on the scenario's maps, fly every drone once, and take them down again."""
+    def fly(
+        self,
+        scenario: Scenario,
+        policy: Policy,
+        episodes: int | None = None,
+        report: Report | None = None,
+        cancelled: Cancelled | None = None,
+    ) -> Flights | None:
+        """Build drones on the scenario's maps and fly each once; `episodes` flights, or as many as the settings say."""
+        episodes = episodes or self.settings.episodes
         report = report or (lambda done, total, what="": None)
         scene = self._scene(scenario, episodes, report)
         report(0, episodes, what="  building")
         simulator = make_simulator(scene, replace(self.sim_settings, num_envs=episodes))
         env = NavigationEnv(simulator, self.task_settings)
         try:
-            return fly_all(env, policy, report)
+            return fly_all(env, policy, report, cancelled)
         finally:
             env.close()
 
     def _scene(self, scenario: Scenario, episodes: int, report: Report) -> Scene:
-        """Maps take longer to draw than to fly over, so they are kept."""
+        """The maps of a scenario. Drawing them takes longer than flying over them, so they are kept."""
         key = scenario, episodes
         if key not in self._scenes:
-            maps = min(self.maps, episodes)
+            maps = min(self.settings.maps, episodes)
             self._scenes[key] = generate_scene(
-                self.seed,
+                self.settings.seed,
                 num_maps=maps,
                 num_static=scenario.num_static,
                 num_moving=scenario.num_moving,
@@ -173,12 +217,6 @@ class Evaluator:
 
 # --- counting ---------------------------------------------------------------------------------------------------
 
-MEANS = {
-    "speed": "mean speed of a flight, m/s",
-    "path_ratio": "distance flown over straight distance, of flights that arrived",
-    "time_to_goal": "s, of flights that arrived",
-}
-
 
 def summarize(flights: Flights) -> dict[str, float | int | list[float] | None]:
     """Fractions of outcomes (they sum to 1) and means, each with a 95 % interval under `<name>_ci95`."""
@@ -191,9 +229,9 @@ def summarize(flights: Flights) -> dict[str, float | int | list[float] | None]:
     arrived = flights.outcome == OUTCOMES.index("success")
     way = (flights.path_length + flights.goal_distance) / np.maximum(flights.straight_distance, 1e-6)
     values = {
-        "speed": flights.path_length / np.maximum(flights.length, 1e-6),
-        "path_ratio": way[arrived],
-        "time_to_goal": flights.length[arrived],
+        "speed": flights.path_length / np.maximum(flights.length, 1e-6),  # mean of a flight, m/s
+        "path_ratio": way[arrived],  # distance flown over straight distance
+        "time_to_goal": flights.length[arrived],  # s
     }
     for name, sample in values.items():
         out[name], out[f"{name}_ci95"] = mean_interval(sample)

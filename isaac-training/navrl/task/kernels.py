@@ -1,4 +1,4 @@
-"""The task as Warp kernels: what a drone observes, what it is paid, when its flight is over, how the next one begins.
+"""The task as Warp kernels: observation, reward, end of a flight, start of the next one.
 
 They read only the tensors of the `Simulator` interface, so they serve every engine. `tests/task/statement.py` states
 the same in plain PyTorch; the two must agree.
@@ -10,30 +10,52 @@ import warp as wp
 
 from navrl.native.launch import number_at
 from navrl.native.runtime import FORWARD_ONLY
+from navrl.schema import (
+    DIRECTION,
+    DYNAMIC_COLLISION,
+    FIRST_TERM,
+    FLYING,
+    LEFT,
+    LENGTH,
+    NEAREST,
+    OBSTACLE,
+    OBSTACLE_DISTANCE,
+    OBSTACLE_FLOATING,
+    OBSTACLE_HEIGHT,
+    OBSTACLE_TOWARD,
+    OBSTACLE_VELOCITY,
+    OBSTACLE_WIDTH,
+    OUT_OF_BOUNDS,
+    OUTCOMES,
+    PATH,
+    RETURN,
+    STAT_COUNT,
+    STATE,
+    STATE_DISTANCE,
+    STATE_HEIGHT,
+    STATE_TOWARD,
+    STATE_VELOCITY,
+    STATIC_COLLISION,
+    STRAIGHT,
+    SUCCESS,
+    TERM_ALIVE,
+    TERM_COLLISION,
+    TERM_COUNT,
+    TERM_GOAL,
+    TERM_HEIGHT,
+    TERM_MOVING_CLEARANCE,
+    TERM_PROGRESS,
+    TERM_SMOOTHNESS,
+    TERM_STATIC_CLEARANCE,
+    TERM_TIME,
+    TERM_VELOCITY,
+    TIMEOUT,
+    WIDTH_STEP,
+)  # fmt: skip
 
 wp.set_module_options(FORWARD_ONLY)
 
-NEAREST = 5  # moving obstacles a drone is told of
-STATE, DIRECTION, OBSTACLE = 8, 3, 10  # floats of each observation
-
-# Outcome of an episode: its first event.
-FLYING = 0
-OUTCOMES = ("success", "static_collision", "dynamic_collision", "out_of_bounds", "timeout")
-SUCCESS, STATIC_COLLISION, DYNAMIC_COLLISION, OUT_OF_BOUNDS, TIMEOUT = range(1, 6)
-
-# Terms of the reward, each with a weight in yaml.
-TERMS = (
-    "velocity", "progress", "alive", "static_clearance", "moving_clearance", "smoothness", "height", "time", "goal",
-    "collision",
-)  # fmt: skip
-
-# Per drone and episode: the outcome as flags, then what was flown, then the weighted sum of each reward term.
-FLOWN = ("return", "length", "path_length", "straight_distance", "goal_distance")
-STATS = OUTCOMES + FLOWN + tuple(f"reward_{term}" for term in TERMS)
-RETURN, LENGTH, PATH, STRAIGHT, LEFT = range(len(OUTCOMES), len(OUTCOMES) + len(FLOWN))
-FIRST_TERM = len(OUTCOMES) + len(FLOWN)
-TERM_COUNT, STAT_COUNT = len(TERMS), len(STATS)
-
+OUTCOME_COUNT = len(OUTCOMES)
 Weights = wp.types.vector(length=TERM_COUNT, dtype=float)
 
 
@@ -86,12 +108,14 @@ def write_nearness(
     ...
 
 
-@wp.func_native("""
+@wp.func_native(
+    f"constexpr int NEAREST = {NEAREST};"
+    """
     const int K = position.shape[2];
     const float* x = position.data + (long long)map * 3 * K;
     const float* y = x + K;
-    float near[5];
-    int* index = nearest.data + (long long)drone * 5;
+    float near[NEAREST];
+    int* index = nearest.data + (long long)drone * NEAREST;
     int found = 0;
     constexpr int BLOCK = 16; // look at many together: few are in reach
     for (int j = 0; j < count; j += BLOCK) {
@@ -104,8 +128,8 @@ def write_nearness(
         if (!any) continue;
         for (int k = j; k < stop; ++k) {
             const float dx = x[k] - px, dy = y[k] - py, d = dx * dx + dy * dy;
-            if (d > reach * reach || (found == 5 && d >= near[4])) continue;
-            int place = found < 5 ? found++ : 4;
+            if (d > reach * reach || (found == NEAREST && d >= near[NEAREST - 1])) continue;
+            int place = found < NEAREST ? found++ : NEAREST - 1;
             for (; place > 0 && near[place - 1] > d; --place) {
                 near[place] = near[place - 1];
                 index[place] = index[place - 1];
@@ -115,7 +139,8 @@ def write_nearness(
         }
     }
     return found;
-""")
+"""
+)
 def find_nearest(
     position: wp.array3d(dtype=float),
     map: int,
@@ -126,7 +151,7 @@ def find_nearest(
     drone: int,
     nearest: wp.array2d(dtype=int),
 ) -> int:
-    """Moving obstacles within `reach` over ground, nearest first, into nearest[drone]; returns how many (up to 5)."""
+    """Moving obstacles within `reach` over ground, nearest first, into nearest[drone]; returns how many."""
     ...
 
 
@@ -213,7 +238,7 @@ def observe(
     moving_count: wp.array(dtype=int),
     goal: wp.array(dtype=wp.vec3),
     ahead: wp.array(dtype=wp.vec2),
-    nearest: wp.array2d(dtype=int),  # scratch (N, 5)
+    nearest: wp.array2d(dtype=int),  # scratch (N, NEAREST)
     static_log: wp.array(dtype=float),  # for the reward: mean log distance of the beams ...
     moving_log: wp.array(dtype=float),  # ... and of the near moving obstacles
     address: wp.uint64,  # where to write: lidar, state, direction, obstacles, one after the other
@@ -231,10 +256,10 @@ def observe(
     speed = to_goal_frame(velocity[i], f)
     at = n * beams + i * STATE
     for k in range(3):
-        out[at + k] = toward[k]
-        out[at + 5 + k] = speed[k]
-    out[at + 3] = wp.sqrt(way[0] * way[0] + way[1] * way[1])
-    out[at + 4] = way[2]
+        out[at + STATE_TOWARD + k] = toward[k]
+        out[at + STATE_VELOCITY + k] = speed[k]
+    out[at + STATE_DISTANCE] = wp.sqrt(way[0] * way[0] + way[1] * way[1])
+    out[at + STATE_HEIGHT] = way[2]
 
     at = n * (beams + STATE) + i * DIRECTION
     out[at] = f[0]
@@ -258,12 +283,12 @@ def observe(
         to_g = to_goal_frame(unit(to), f)
         v_g = to_goal_frame(v, f)
         for k in range(3):
-            out[at + k] = to_g[k]
-            out[at + 5 + k] = v_g[k]
-        out[at + 3] = wp.sqrt(to[0] * to[0] + to[1] * to[1])
-        out[at + 4] = to[2]
-        out[at + 8] = width / 0.25 - 1.0
-        out[at + 9] = wp.where(floating, height, 0.0)
+            out[at + OBSTACLE_TOWARD + k] = to_g[k]
+            out[at + OBSTACLE_VELOCITY + k] = v_g[k]
+        out[at + OBSTACLE_DISTANCE] = wp.sqrt(to[0] * to[0] + to[1] * to[1])
+        out[at + OBSTACLE_HEIGHT] = to[2]
+        out[at + OBSTACLE_WIDTH] = width / WIDTH_STEP - 1.0
+        out[at + OBSTACLE_FLOATING] = wp.where(floating, height, 0.0)
         at += OBSTACLE
     clear(out, at, (NEAREST - found) * OBSTACLE)
     moving_log[i] = logs / float(NEAREST)
@@ -340,16 +365,16 @@ def judge(
     moved = wp.length(target - last_position[i]) - wp.length(way)
     outside = wp.max(0.0, wp.max(p[2] - band[i][1] - 0.2, band[i][0] - 0.2 - p[2]))
     terms = Weights()
-    terms[0] = wp.dot(v, unit(way))
-    terms[1] = moved
-    terms[2] = 1.0
-    terms[3] = static_log[i]
-    terms[4] = moving_log[i]
-    terms[5] = -wp.length(v - last_velocity[i])
-    terms[6] = -outside * outside
-    terms[7] = -rules.decision_seconds
-    terms[8] = wp.where(reached, 1.0, 0.0)
-    terms[9] = wp.where(crashed and not (reached and rules.end_at_goal != 0), -1.0, 0.0)
+    terms[TERM_VELOCITY] = wp.dot(v, unit(way))
+    terms[TERM_PROGRESS] = moved
+    terms[TERM_ALIVE] = 1.0
+    terms[TERM_STATIC_CLEARANCE] = static_log[i]
+    terms[TERM_MOVING_CLEARANCE] = moving_log[i]
+    terms[TERM_SMOOTHNESS] = -wp.length(v - last_velocity[i])
+    terms[TERM_HEIGHT] = -outside * outside
+    terms[TERM_TIME] = -rules.decision_seconds
+    terms[TERM_GOAL] = wp.where(reached, 1.0, 0.0)
+    terms[TERM_COLLISION] = wp.where(crashed and not (reached and rules.end_at_goal != 0), -1.0, 0.0)
     last_position[i] = p
     last_velocity[i] = v
 
@@ -359,7 +384,7 @@ def judge(
         reward += paid
         stats[FIRST_TERM + t, i] += paid
     stats[RETURN, i] += reward
-    for o in range(5):
+    for o in range(OUTCOME_COUNT):
         stats[o, i] = wp.where(event == o + 1, 1.0, 0.0)
     out = wp.array(ptr=address, shape=(n,), dtype=float)
     out[i] = reward

@@ -1,4 +1,4 @@
-"""Going on with a run: finds its newest whole state, its settings, and what is no longer as it was."""
+"""Resuming a run: finds its newest whole state, its settings, and what has changed since."""
 
 from __future__ import annotations
 
@@ -15,12 +15,14 @@ from hydra import compose
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
-from navrl import config
+from navrl.checkpoint.retention import FOLDER, newest_state, states_of
 from navrl.io.files import BadCheckpoint, checkpoint_path, load_checkpoint
-from navrl.checkpoint.retention import FOLDER, RunFiles, newest_state, states_of
 from navrl.io.snapshot import Live
-from navrl.config import ConfigError, TrainSettings
+from navrl.ppo.networks import NetworkSettings
 from navrl.ppo.policy_file import FORMAT, TRAINING_STATE
+from navrl.settings import ConfigError, read, setting
+from navrl.train.directory import fresh_directory, shortest
+from navrl.train.settings import TrainSettings, plain
 
 log = logging.getLogger("navrl")
 
@@ -30,7 +32,7 @@ HARMLESS = (
     "logger", "wandb.", "perf.", "rollout_save_interval",
     "compress_rollout", "headless", "return_same_td", "sim.threads",
 )  # fmt: skip
-HELD = {
+PARTS = {
     "config": str, "overrides": list, "machine": dict, "network": dict, "iteration": int, "frames": int, "ppo": dict,
     "batches": dict, "random": dict, "flights": dict, "performance": dict, "scores": dict, "scored": dict,
 }  # fmt: skip
@@ -41,19 +43,26 @@ WORLD = (
 
 
 @dataclass(frozen=True)
-class Resumed:
-    """A run to go on with."""
+class ResumeSettings:
+    """Which run to resume."""
 
-    cfg: DictConfig  # its settings, with what was given anew
+    resume: str | None = setting("resume")
+
+
+@dataclass(frozen=True)
+class Resumed:
+    """A run to resume."""
+
+    cfg: DictConfig  # its settings, with what was given now
     state: dict
-    run: Path  # the directory it goes on in
+    run: Path  # the directory it continues in
     history: Path  # the directory it comes from
-    same_world: bool  # the drones can fly on from where they were
+    same_world: bool  # the drones can continue their flights
 
 
 def find(cfg: DictConfig) -> Resumed | None:
-    """What `resume` asks for; None if it asks for nothing. Says what differs from the run as it was."""
-    wanted = config.text(cfg, "resume")
+    """The run that `resume` names; None if it names nothing. Logs what differs from the run as it was."""
+    wanted = read(ResumeSettings, plain(cfg)).resume
     if wanted is None:
         return None
     path = Path(wanted)
@@ -69,57 +78,45 @@ def find(cfg: DictConfig) -> Resumed | None:
     if state.get("format") != TRAINING_STATE:
         kind = "a policy without training state" if state.get("format") == FORMAT else "not a training state"
         raise ConfigError("resume", wanted, f"is {kind}; to start a new run from its weights give checkpoint={wanted}")
-    for name, kind in HELD.items():
+    for name, kind in PARTS.items():
         if not isinstance(state.get(name), kind):
             raise ConfigError("resume", wanted, f"is no training state of this program: it has no proper {name}")
     new = compose("train", overrides=_merged([text for text in state["overrides"] if isinstance(text, str)]))
     with as_one_line(path):
         changed = _differences(OmegaConf.create(state["config"]), new)
     same_world = not any(key in WORLD for key in changed)
-    _tell(file, state, changed, same_world, new.sim.engine)
-    # A file that is not the last of its run begins a branch: what came after it stays as it is.
+    _report(file, state, changed, same_world, new.sim.engine)
+    # A state that is not the last of its run starts a branch: what came after it stays untouched.
     last = path.is_dir() or [p.resolve() for p in states_of(run)[:1]] == [file.resolve()]
-    run = config.shortest(run)
-    if not last:
-        return Resumed(new, state, config.run_directory(), run, same_world)
-    return Resumed(new, state, run, run, same_world)
+    run = shortest(run)
+    return Resumed(new, state, run if last else fresh_directory(), run, same_world)
+
+
+def check_resumed(resumed: Resumed, settings: TrainSettings) -> None:
+    """Refuse a run whose network changed, or that has nothing left to do."""
+    with as_one_line(resumed.history):
+        before = NetworkSettings.parse(resumed.state["network"]).describe()
+    for name, now in settings.network.describe().items():
+        if before[name] != now:
+            fix = f"its network has {name}={before[name]}, now {now}; start a new run, or leave it as it was"
+            raise ConfigError("resume", resumed.history, fix)
+    finished = resumed.state["frames"] + settings.frames_per_batch > settings.max_frames
+    if finished and resumed.state["scored"].get("frames") == resumed.state["frames"]:  # evaluated, too
+        fix = f"{resumed.run} has reached it; raise it to continue"
+        raise ConfigError("max_frame_num", settings.max_frames, fix)
 
 
 @contextlib.contextmanager
 def as_one_line(path: Path | None) -> Iterator[None]:
-    """While a state is taken apart: one that was made up, or by another version, fails in any of many ways."""
+    """Turn errors into one line while a state is taken apart: one that is made up fails in any of many ways."""
     try:
         yield
     except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         if path is None or isinstance(error, ConfigError):
             raise
         reason = str(error).strip().partition("\n")[0]
-        fix = f"does not fit this program ({type(error).__name__}: {reason}); begin a new run"
+        fix = f"does not fit this program ({type(error).__name__}: {reason}); start a new run"
         raise ConfigError("resume", path, fix) from error
-
-
-def open_run(resumed: Resumed | None, train: TrainSettings, network: dict) -> RunFiles:
-    """The directory to train in, for this process alone. Refuses a run that cannot be gone on with."""
-    run = resumed.run if resumed else config.run_directory()
-    if resumed:
-        for name, was in resumed.state["network"].items():
-            if was != network.get(name):
-                fix = f"its network has {name}={was}, now {network.get(name)}; begin a new run, or leave it as it was"
-                raise ConfigError("resume", resumed.history, fix)
-        done = resumed.state["frames"] + train.frames_per_batch > train.total_frames
-        if done and resumed.state["scored"].get("frames") == resumed.state["frames"]:  # evaluated, too
-            raise ConfigError("max_frame_num", train.total_frames, f"{run} is done with them; raise it to go on")
-    try:
-        files = RunFiles(run, train.keep)
-    except BadCheckpoint as error:
-        raise ConfigError("resume", run, str(error)) from None
-    if resumed and run == resumed.history:  # Hydra made a new directory, and wrote the settings there
-        config.remove_fresh_run()
-        files.set_aside_after(resumed.state["iteration"])
-        (run / "config").mkdir(exist_ok=True)
-        OmegaConf.save(resumed.cfg, run / "config" / "config.yaml")
-        OmegaConf.save(given_overrides(resumed), run / "config" / "overrides.yaml")
-    return files
 
 
 def given_overrides(resumed: Resumed | None) -> list[str]:
@@ -133,25 +130,25 @@ def _merged(before: list[str]) -> list[str]:
     return [text for key, text in typed.items() if key != "resume"]
 
 
-def _tell(file: Path, state: dict, changed: dict[str, str], same_world: bool, engine: str) -> None:
-    log.info("going on from %s: iteration %d, %.1f M frames", file, state["iteration"], state["frames"] / 1e6)
+def _report(file: Path, state: dict, changed: dict[str, str], same_world: bool, engine: str) -> None:
+    log.info("resuming from %s: iteration %d, %.1f M frames", file, state["iteration"], state["frames"] / 1e6)
     if changed:
         log.info("changed since: %s", ", ".join(f"{key} {change}" for key, change in changed.items()))
-    telling = [key for key in changed if not key.startswith(HARMLESS)]
-    telling += ["sim=isaac (PhysX rounds attitudes when they are set)"] if engine == "isaac" else []
-    telling += [
+    reasons = [key for key in changed if not key.startswith(HARMLESS)]
+    reasons += ["sim=isaac (PhysX rounds attitudes when they are set)"] if engine == "isaac" else []
+    reasons += [
         f"{key} ({state['machine'].get(key)} → {now})"
         for key, now in machine_now().items()
         if state["machine"].get(key) != now
     ]
-    if telling:
-        log.warning("not bit for bit the run it would have been, because of: %s", ", ".join(telling))
+    if reasons:
+        log.warning("not bit for bit the run it would have been, because of: %s", ", ".join(reasons))
     if not same_world:
         log.warning("the drones begin new flights: %s changed", ", ".join(key for key in changed if key in WORLD))
 
 
 def _differences(old: DictConfig, new: DictConfig) -> dict[str, str]:
-    before, after = (dict(_flat(OmegaConf.to_container(cfg, resolve=True))) for cfg in (old, new))
+    before, after = (dict(_flat(plain(cfg))) for cfg in (old, new))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return {key: f"{before.get(key, 'nothing')} → {after.get(key, 'nothing')}" for key in keys if key != "resume"}
 
@@ -165,22 +162,27 @@ def _flat(node: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
 
 
 def machine_now() -> dict[str, str | int]:
-    """What bits depend on besides settings: sums are split over threads, kernels change between releases."""
+    """What bits depend on besides settings: sums are split across threads, kernels change between releases."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
     return {"torch version": str(torch.__version__), "torch threads": torch.get_num_threads(), "processor": device}
 
 
+# --- global random streams ------------------------------------------------------------------------------------------
+# Nothing of ours draws from them; libraries may. The learner's and the world's own streams are part of their states.
+
+
 def seed_random_streams(seed: int) -> None:
-    """Begin the global random streams."""
-    torch.manual_seed(seed), random.seed(seed)
-    np.random.set_bit_generator(np.random.PCG64(seed))  # its state is two numbers; the usual one's takes longest of all
+    """Seed the global random streams."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.set_bit_generator(np.random.PCG64(seed))  # its state is two numbers; the default one's is the largest
 
 
-_unused: tuple[object, Live] = None, Live()  # streams that nothing here draws from: usually as at the last save
+_unused: tuple[object, Live] = None, Live()  # the streams at the last save: usually unchanged since
 
 
 def random_state() -> dict:
-    """The global random streams. The learner's and the world's own are part of their states."""
+    """The global random streams."""
     global _unused
     streams = random.getstate(), np.random.get_state(legacy=False)
     if streams != _unused[0]:
@@ -191,7 +193,7 @@ def random_state() -> dict:
 
 
 def set_random_state(state: dict) -> None:
-    """Go on from `random_state()`."""
+    """Restore `random_state()`."""
     torch.set_rng_state(state["torch"])
     version, words, gauss = state["other"]["python"]
     random.setstate((version, tuple(words.tolist()), gauss))

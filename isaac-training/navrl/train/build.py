@@ -1,0 +1,84 @@
+"""The pieces of a run, built from settings: used by train.py, eval.py, the Python API, benchmarks and tests alike."""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import asdict
+
+import torch
+from tensordict import TensorDictBase
+
+from navrl.io.files import BadCheckpoint
+from navrl.ppo.networks import ActorCritic
+from navrl.ppo.policy_file import NAMED, load_policy, policy_path
+from navrl.ppo.ppo import PPO
+from navrl.settings import ConfigError
+from navrl.sim.engine import make_simulator
+from navrl.sim.scene import TRAINING, SceneSettings, generate_scene
+from navrl.sim.simulator import SimSettings
+from navrl.task.env import NavigationEnv, TaskSettings
+from navrl.task.evaluation import Policy, hover, random_walk, straight
+from navrl.train.settings import EvalSettings, TrainSettings
+
+log = logging.getLogger("navrl")
+
+
+def make_env(scene: SceneSettings, sim: SimSettings, task: TaskSettings) -> NavigationEnv:
+    """Draw the training maps, build the drones, give them their task."""
+    maps = generate_scene(**asdict(scene), stream=TRAINING)
+    return NavigationEnv(make_simulator(maps, sim), task)
+
+
+def make_ppo(settings: TrainSettings, start_from: str | None = None) -> PPO:
+    """A new learner, or one that starts from the weights in a file, with its value normalizer."""
+    policy, value_norm = ActorCritic(settings.network).to(settings.learner_device), None
+    if start_from is not None:
+        try:
+            start, known = load_policy(start_from, settings.task.action_limit)
+        except BadCheckpoint as error:
+            raise ConfigError("checkpoint", start_from, str(error)) from error
+        ours = settings.network.describe()
+        for name, value in known["network"].items():
+            if value != ours[name]:
+                raise ConfigError("checkpoint", start_from, f"has {name}={value}, but this run has {ours[name]}")
+        policy.load_state_dict(start.state_dict())
+        # NavRL's normalizer belongs to NavRL's rewards, a hundred times as large as ours.
+        value_norm = known["value_norm"] if "command" in known["about"] else None
+    ppo = PPO(policy, settings.ppo, settings.seed)
+    if value_norm:
+        ppo.value_norm.load_state_dict(value_norm)
+    return ppo
+
+
+def make_policy(settings: EvalSettings) -> Policy:
+    """What `policy` names: a built-in policy, one that comes with the package, or a file."""
+    name, sim = settings.policy, settings.sim
+    simple = {"straight": straight, "hover": hover, "random": random_walk(settings.evaluation.seed)}
+    if name in simple:
+        return simple[name]
+    if not policy_path(name).exists():
+        raise ConfigError("policy", name, f"no such file, and not one of {', '.join((*NAMED, *simple))}")
+    try:
+        network, known = load_policy(name, settings.task.action_limit, sim.device)
+    except BadCheckpoint as error:
+        raise ConfigError("policy", name, str(error)) from error
+    about = known["network"] | known["about"]
+    sensor = {"beams": list(sim.lidar.shape), "lidar_range": sim.lidar.range, "lidar_vfov": list(sim.lidar.vfov)}
+    for key, value in sensor.items():
+        if about.get(key, value) != value:
+            raise ConfigError("policy", name, f"was trained with {key}={about[key]}, but sensor.* gives {value}")
+    if about.get("decimation", sim.decimation) != sim.decimation:
+        log.info(
+            "trained with a decision every %d physics steps, flown with one every %d (sim.decimation)",
+            about["decimation"], sim.decimation,
+        )  # fmt: skip
+    return network_policy(network)
+
+
+def network_policy(network: ActorCritic) -> Policy:
+    """A network as an evaluation wants it."""
+
+    def act(observation: TensorDictBase) -> torch.Tensor:
+        return network.act(**observation)
+
+    return act

@@ -1,0 +1,80 @@
+"""Evaluations during training: scores, table, pictures and the best policy, on maps that are never trained on."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import replace
+
+import torch
+from tensordict import TensorDictBase
+
+from navrl.checkpoint.stop import StopRequest
+from navrl.monitor.console import TrainingConsole, clock
+from navrl.monitor.curves import draw_curves
+from navrl.monitor.flights import draw_flights, results_table
+from navrl.task.evaluation import Evaluator, Scenario, summarize
+from navrl.train.saving import Saving
+from navrl.train.settings import TrainSettings
+
+
+class PeriodicEvaluation:
+    """Flies the EMA policy through the scenarios and records how it did. A request to stop cuts it short."""
+
+    def __init__(self, settings: TrainSettings, saving: Saving, console: TrainingConsole, stop: StopRequest) -> None:
+        self.settings, self.saving, self.console, self.stop = settings.evaluation, saving, console, stop
+        # Isaac holds one world per process, so these flights use Warp; scripts/eval.py sim=isaac flies on Isaac.
+        self.evaluator = Evaluator(settings.evaluation, replace(settings.sim, engine="warp"), settings.task)
+        self._patience = 0.0  # s that a request to stop waits
+
+    def run(self, episodes: int) -> None:
+        """Evaluate on every scenario; the scores count, and the policy may be kept as the best."""
+        if results := self._fly(self.settings.scenarios, episodes):
+            self.saving.progress.scored.update(frames=self.saving.progress.frames, episodes=episodes)
+            self.saving.save_best(sum(result["success"] for result in results.values()) / len(results))
+
+    def quick_look(self) -> None:
+        """Something to see for a person who stopped the run before its first evaluation: a few flights, 5 s at most."""
+        self._patience = 5.0
+        self._fly(self.settings.scenarios[:1], min(64, self.settings.episodes))
+
+    def _fly(self, scenarios: Sequence[Scenario], episodes: int) -> dict[str, dict]:
+        """Results by scenario, drawn and logged; empty if it was cut short."""
+        progress, monitor, loggers = self.saving.progress, self.saving.monitor, self.saving.loggers
+        with monitor.timer("evaluate"):
+            flown = {}
+            for scenario in scenarios:
+                flights = self.evaluator.fly(scenario, self._act, episodes, cancelled=self._cancelled)
+                if flights is None:
+                    return {}
+                flown[str(scenario)] = flights
+            results = {name: summarize(flights) for name, flights in flown.items()}
+            progress.scores.update({f"eval/{name}/success": result["success"] for name, result in results.items()})
+            with loggers.disk("drawing an evaluation"):
+                told = {"frames": progress.frames, "scenarios": results}
+                (self.saving.run / "eval.json").write_text(json.dumps(told, indent=2) + "\n")
+                if self.settings.picture:
+                    first, flights = next(iter(flown.items()))
+                    picture = self.saving.run / f"flights-{first}.png"
+                    after = f"after {progress.frames / 1e6:.1f} M frames"
+                    draw_flights(picture, f"{self.saving.run.name}   {first}   {after}", flights)
+                    loggers.picture("flights", picture, progress.frames)
+        title = f"unseen maps after {progress.frames / 1e6:.1f} M frames, {clock(monitor.elapsed)}"
+        self.console.say(results_table(results, title))
+        with monitor.timer("log"):
+            loggers.log(progress.scores, progress.frames)
+        self.draw_curves()
+        return results
+
+    def draw_curves(self) -> None:
+        """Draw the metrics so far into curves.png."""
+        monitor, run, loggers = self.saving.monitor, self.saving.run, self.saving.loggers
+        with monitor.timer("evaluate"), loggers.disk("drawing curves"):
+            draw_curves(run / "curves.png", f"{run}   {clock(monitor.elapsed)}", loggers.csv.rows)
+
+    def _act(self, observation: TensorDictBase) -> torch.Tensor:
+        ppo = self.saving.ppo
+        return ppo.ema_policy.act(**observation.to(ppo.device)).to(observation.device)
+
+    def _cancelled(self) -> bool:
+        return bool(self.stop) and self.stop.seconds > self._patience

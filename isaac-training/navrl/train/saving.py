@@ -1,0 +1,136 @@
+"""Saving a run: what is in a training state, when it is written, what happens when training breaks."""
+
+from __future__ import annotations
+
+import logging
+import time
+from pathlib import Path
+from types import TracebackType
+
+from omegaconf import OmegaConf
+
+from navrl.checkpoint.retention import CheckpointFolder, states_of
+from navrl.checkpoint.saver import AsyncCheckpointSaver
+from navrl.collect.batches import Batches
+from navrl.io.files import MANIFEST, DiskGuard, Written, write_checkpoint
+from navrl.monitor.flights import RecentFlights
+from navrl.monitor.performance import PerformanceMonitor
+from navrl.ppo.policy_file import TRAINING_STATE, policy_content
+from navrl.ppo.ppo import PPO, NotFinite
+from navrl.train.loggers import Loggers
+from navrl.train.progress import Progress
+from navrl.train.replay import REPLAY, replay_content
+from navrl.train.resume import machine_now, random_state
+from navrl.train.settings import TrainSettings
+
+log = logging.getLogger("navrl")
+
+
+class Saving:
+    """Gathers a run's state and saves it in the background, with the policy beside it and retention after it.
+
+    As a context it waits for its saves when it ends. If an exception ends it, the state is saved first, so that the run
+    can be resumed whatever broke.
+    """
+
+    def __init__(
+        self,
+        settings: TrainSettings,
+        run: Path,
+        disk: DiskGuard,
+        progress: Progress,
+        ppo: PPO,
+        batches: Batches,
+        flights: RecentFlights,
+        monitor: PerformanceMonitor,
+        loggers: Loggers,
+        code_version: str,
+    ) -> None:
+        self.settings, self.run, self.progress, self.ppo, self.batches = settings, run, progress, ppo, batches
+        self.flights, self.monitor, self.loggers, self.code_version = flights, monitor, loggers, code_version
+        self.folder = CheckpointFolder(run, settings.save.keep_last, settings.save.keep_best)
+        self.saver = AsyncCheckpointSaver(settings.save.queue_size, settings.save.level, run / MANIFEST, disk)
+        self._config = OmegaConf.to_yaml(settings.config)
+        self._saved_at = time.monotonic()
+
+    def due(self) -> bool:
+        """Whether it is time to save, by iterations or by the clock."""
+        minutes, every = self.settings.save.minutes, self.settings.save.interval
+        late = minutes and time.monotonic() - self._saved_at > 60 * minutes
+        return bool(late) or self.progress.due(every, self.settings.save.keep_every)
+
+    def save(self, keep: bool = False) -> None:
+        """Save everything needed to resume. `keep`: this save is never dropped for a newer one."""
+        with self.monitor.timer("save"):
+            path = self.folder.state(self.progress.iteration)
+            self.saver.save_async(self.state(), path, self.settings.save.compress, keep, after=self._after)
+        self._saved_at = time.monotonic()
+
+    def save_best(self, score: float) -> None:
+        """Keep the policy as it is now, if it ranks among the best by `score`."""
+        if self.settings.save.keep_best:
+            weights, norm = self.ppo.ema_policy.state_dict(), self.ppo.value_norm.state_dict()
+            content = policy_content(self.settings.network, weights, norm, self.about())
+            path = self.folder.best(self.progress.iteration, score)
+            self.saver.save_async(content, path, compress=False, keep=True)
+
+    def save_replay(self, broken: NotFinite) -> None:
+        """Save what scripts/replay.py needs to fail in the same way."""
+        content = replay_content(self.settings, self.ppo, broken, self.progress)
+        self.saver.save_async(content, self.run / REPLAY, compress=False, keep=True)
+
+    def about(self) -> dict:
+        """What a user of this policy must know."""
+        sim = self.settings.sim
+        return {
+            "decimation": sim.decimation,
+            "dt": sim.dt,
+            "lidar_vfov": list(sim.lidar.vfov),
+            "frames": self.progress.frames,
+            "seconds": self.monitor.elapsed,
+            "seed": self.settings.seed,
+            "commit": self.code_version,
+            "command": " ".join(["navrl train", *self.settings.overrides]),
+            "scores": self.progress.scores | self.progress.scored,
+        }
+
+    def state(self) -> dict:
+        """Everything needed to resume exactly from here; live tensors, which the saver copies."""
+        return {
+            "format": TRAINING_STATE,
+            "config": self._config,
+            "overrides": list(self.settings.overrides),
+            "machine": machine_now(),
+            "network": self.settings.network.describe(),
+            "about": self.about(),
+            **self.progress.state(),
+            "ppo": self.ppo.state(),
+            "batches": self.batches.state(),
+            "random": random_state(),
+            "flights": self.flights.state(),
+            "performance": self.monitor.state(),
+            "wandb_id": self.loggers.wandb_id,
+        }
+
+    def _after(self, state: dict, _: Written) -> None:
+        """In the background, once a state is on disk: write the policy to fly, and make room."""
+        network, norm = self.settings.network, state["ppo"]["value_norm"]
+        content = policy_content(network, state["ppo"]["averaged"], norm, state["about"])
+        write_checkpoint(self.run / "policy.pt", content, manifest=self.saver.manifest)
+        every = self.settings.save.keep_every
+        if every and state["iteration"] % every == 0:
+            write_checkpoint(self.folder.policy(state["iteration"]), content, manifest=self.saver.manifest)
+        self.folder.prune()
+
+    def __enter__(self) -> Saving:
+        return self
+
+    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if error is not None:
+            try:
+                self.save(keep=True)
+            except Exception as second:  # what ended the run is what the user must see
+                log.warning("the state could not be saved: %s: %s", type(second).__name__, second)
+        self.saver.shutdown()
+        if error is not None and states_of(self.run):
+            log.warning("%s ended the run; resume with: navrl train resume=%s", type(error).__name__, self.run)

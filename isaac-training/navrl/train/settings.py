@@ -1,0 +1,293 @@
+"""Everything a run is told, read and checked before anything is built: settings objects from a composed config."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import math
+import os
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import psutil
+import torch
+from hydra import compose, initialize_config_dir
+from hydra.core.global_hydra import GlobalHydra
+from omegaconf import DictConfig, OmegaConf
+
+from navrl.checkpoint.retention import SaveSettings
+from navrl.collect.batches import CollectSettings
+from navrl.ppo.networks import ENCODERS, NetworkSettings
+from navrl.ppo.ppo import PPOSettings
+from navrl.schema import NEAREST, observation_shapes
+from navrl.settings import SEED, ConfigError, device, read, setting
+from navrl.sim.isaac_check import PHYSICS, IsaacMissing, check_isaac
+from navrl.sim.lidar import LidarSpec
+from navrl.sim.scene import BORDER, SceneSettings
+from navrl.sim.simulator import SimSettings
+from navrl.task.env import TaskSettings
+from navrl.task.evaluation import MAX_EPISODES, EvaluationSettings
+
+log = logging.getLogger("navrl")
+
+CONFIG = Path(__file__).parents[1] / "cfg"  # every key with its default and reason
+
+
+# --- what a training run and an evaluation are told -----------------------------------------------------------------
+
+
+def learner_device(value: Any, key: str) -> str | None:
+    """Parse `learner_device`; None: where the drones are."""
+    return None if value is None else device(value, key)
+
+
+@dataclass(frozen=True, kw_only=True)
+class PeriodicEvaluationSettings(EvaluationSettings):
+    """Evaluations during training."""
+
+    interval: int = setting("eval_interval", 0, 1e9)  # iterations; 0: only at the end
+    final_episodes: int = setting("eval.final_episodes", 1, MAX_EPISODES)
+
+
+@dataclass(frozen=True, kw_only=True)
+class LoggingSettings:
+    """Where metrics go besides metrics.csv, and how often the time is accounted for."""
+
+    logger: str = setting("logger", options=("wandb", "tensorboard", "none"))
+    mode: str = setting("wandb.mode", options=("offline", "online", "disabled"))
+    project: str | None = setting("wandb.project")
+    name: str | None = setting("wandb.name")
+    entity: str | None = setting("wandb.entity")
+    run_id: str | None = setting("wandb.run_id")
+    perf_interval: int = setting("perf.interval", 0, 1e9)  # iterations
+    trace: bool = setting("perf.trace")
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainSettings:
+    """Everything a training run is told."""
+
+    seed: int = setting("seed", *SEED)
+    max_frames: int = setting("max_frame_num", 1, 1e13)
+    start_from: str | None = setting("checkpoint.file")  # a file with weights
+    encoder: str = setting("encoder", options=tuple(ENCODERS))
+    learner: str | None = setting("learner_device", parse=learner_device)
+    observed_obstacles: int = setting("algo.feature_extractor.dyn_obs_num", 0)
+    actor_action_limit: float = setting("algo.actor.action_limit", 0.01, 20.0)  # NavRL's place for drone.action_limit
+    sim: SimSettings
+    scene: SceneSettings
+    task: TaskSettings
+    ppo: PPOSettings
+    collect: CollectSettings
+    evaluation: PeriodicEvaluationSettings
+    save: SaveSettings
+    logging: LoggingSettings
+    config: dict  # all of it as plain values, for files and loggers
+    overrides: tuple[str, ...]  # what was typed
+
+    @property
+    def learner_device(self) -> str:
+        return self.learner or self.sim.device
+
+    @property
+    def frames_per_batch(self) -> int:
+        return self.sim.num_envs * self.collect.steps
+
+    @property
+    def network(self) -> NetworkSettings:
+        """What the network must know of sensor, drone and field."""
+        sim = self.sim
+        numbers = sim.lidar.range, self.task.action_limit, sim.collision_radius, BORDER
+        return NetworkSettings(self.encoder, sim.lidar.shape, *numbers)
+
+
+@dataclass(frozen=True, kw_only=True)
+class EvalSettings:
+    """Everything scripts/eval.py is told. `scene` is only checked: scenarios say what is flown."""
+
+    policy: str = setting("policy")
+    sim: SimSettings
+    scene: SceneSettings
+    task: TaskSettings
+    evaluation: EvaluationSettings
+
+
+# --- reading ---------------------------------------------------------------------------------------------------------
+
+
+def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
+    """The configuration `name` (train or eval) with overrides as on the command line, outside of a Hydra program."""
+    running = GlobalHydra.instance().hydra
+    GlobalHydra.instance().clear()
+    try:
+        with initialize_config_dir(str(CONFIG), version_base=None):
+            return compose(name, overrides=list(overrides))
+    finally:
+        GlobalHydra.instance().hydra = running
+
+
+def plain(cfg: DictConfig) -> dict:
+    """A composed config as plain dicts, lists and values, with interpolations resolved."""
+    values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    assert isinstance(values, dict)
+    return {str(key): value for key, value in values.items()}
+
+
+def read_train(cfg: DictConfig, overrides: Sequence[str] = ()) -> TrainSettings:
+    """Settings of a training run, checked. Says what device, memory and physics it will use."""
+    config = plain(cfg)
+    sim = read_sim(config)
+    settings = read(TrainSettings, config, sim=sim, config=config, overrides=tuple(overrides))
+    check_train(settings)
+    if settings.learner_device.startswith("cuda"):
+        torch.cuda.set_device(settings.learner_device)  # events and memory figures are of the current device
+    check_memory(settings)
+    look_for_neighbours(sim)
+    return settings
+
+
+def read_eval(cfg: DictConfig) -> EvalSettings:
+    """Settings of an evaluation, checked."""
+    config = plain(cfg)
+    return read(EvalSettings, config, sim=read_sim(config))
+
+
+def read_sim(config: dict) -> SimSettings:
+    """Settings of an engine, checked, with Isaac's physics chosen."""
+    sim = read(SimSettings, config)
+    check_lidar(sim.lidar)
+    if sim.collision_radius > sim.lidar.range:
+        raise ConfigError("drone.collision_radius", sim.collision_radius, "must not exceed sensor.lidar_range")
+    if sim.step_seconds > 0.1:
+        raise ConfigError("sim.time_scale", sim.time_scale, "makes steps longer than 0.1 s; lower it or sim.dt")
+    if sim.time_scale != 1.0:
+        log.warning(
+            "sim.time_scale=%g: physics runs in steps of %.0f ms instead of %.0f. A drone at 2 m/s moves %.2f m between"
+            " collision checks, rotors and controller react more coarsely; do not compare scores with time_scale=1.",
+            sim.time_scale, 1e3 * sim.step_seconds, 1e3 * sim.dt, 2.0 * sim.step_seconds,
+        )  # fmt: skip
+    physics = _choose_physics(config) if sim.engine == "isaac" else "none"
+    return replace(sim, physics=physics, window=_has_window(sim, physics))
+
+
+@dataclass(frozen=True)
+class _IsaacSettings:
+    physics: str = setting("sim.physics", options=PHYSICS)
+
+
+def _choose_physics(config: dict) -> str:
+    wanted = read(_IsaacSettings, config).physics
+    try:
+        physics, why = check_isaac(wanted)
+        importlib.import_module("navrl.sim.isaac_engine")  # takes seconds; a broken installation shows here
+    except IsaacMissing as error:
+        key, value = ("sim", "isaac") if "Isaac Lab" in str(error) else ("sim.physics", wanted)
+        raise ConfigError(key, value, str(error)) from None
+    log.info("physics: %s (%s)", physics, why)
+    return physics
+
+
+def _has_window(sim: SimSettings, physics: str) -> bool:
+    screen = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    if not sim.headless and not (physics == "physx" and screen):
+        reason = "the warp engine has no window" if sim.engine == "warp" else f"Isaac Lab with {physics} has no window"
+        reason = "there is no screen (DISPLAY is not set)" if physics == "physx" else reason
+        log.warning("headless=false: %s; pictures are drawn into the run directory", reason)
+    return not sim.headless and screen and physics == "physx"
+
+
+# --- checks that concern several settings -----------------------------------------------------------------------------
+
+
+def check_lidar(lidar: LidarSpec) -> None:
+    turns = 360.0 / lidar.hres
+    if abs(turns - round(turns)) > 1e-6:
+        fix = f"must divide 360 degrees; the nearest that does is {360.0 / round(turns):g}"
+        raise ConfigError("sensor.lidar_hres", f"{lidar.hres:g}", fix)
+    if lidar.vfov[0] < -89 or lidar.vfov[1] > 89:
+        raise ConfigError("sensor.lidar_vfov", list(lidar.vfov), "must lie within -89 and 89 degrees")
+    if lidar.vbeams > 1 and lidar.vfov[0] == lidar.vfov[1]:
+        fix = "is empty; give two different angles, or lidar_vbeams=1"
+        raise ConfigError("sensor.lidar_vfov", list(lidar.vfov), fix)
+
+
+def check_train(s: TrainSettings) -> None:
+    frames, minibatches, collect = s.frames_per_batch, s.ppo.num_minibatches, s.collect
+    if frames % minibatches:
+        fix = f"must divide env.num_envs * algo.training_frame_num = {s.sim.num_envs} * {collect.steps} = {frames}"
+        nearest = f"; the nearest that does is {_nearest_divisor(frames, minibatches)}"
+        raise ConfigError("algo.num_minibatches", minibatches, fix + nearest)
+    if frames // minibatches < 2:
+        raise ConfigError("algo.num_minibatches", minibatches, "leaves fewer than 2 frames per minibatch; use fewer")
+    if s.max_frames < frames:
+        raise ConfigError("max_frame_num", s.max_frames, f"is less than one batch of {frames} frames")
+    if s.observed_obstacles != NEAREST:
+        fix = f"a drone observes {NEAREST}; leave it there"
+        raise ConfigError("algo.feature_extractor.dyn_obs_num", s.observed_obstacles, fix)
+    if s.encoder == "navrl" and s.sim.lidar.shape != (36, 4):
+        fix = f"sees 36 × 4 beams, but sensor.* gives {s.sim.lidar.shape}; use encoder=fast"
+        raise ConfigError("encoder", s.encoder, fix)
+    if s.actor_action_limit != s.task.action_limit:
+        raise ConfigError("drone.action_limit", s.task.action_limit, "set algo.actor.action_limit instead")
+    if s.ppo.amp and not s.learner_device.startswith("cuda"):
+        fix = f"needs a CUDA device, this is {s.learner_device}; a CPU is slower with bfloat16"
+        raise ConfigError("algo.amp", s.ppo.amp, fix)
+    if collect.pipelined and collect.return_same_td:
+        fix = "would write the next batch over the one being learned from; set return_same_td=false with it"
+        raise ConfigError("use_pipelined_collector", True, fix)
+    if collect.pipelined and s.sim.engine == "isaac":
+        fix = "collects in a thread, but Isaac is stepped by the one that built it; leave it false with sim=isaac"
+        raise ConfigError("use_pipelined_collector", True, fix)
+    if collect.rollout_interval and collect.return_same_td:
+        fix = "stores batches in the background, while return_same_td=true writes over them; set return_same_td=false"
+        raise ConfigError("rollout_save_interval", collect.rollout_interval, fix)
+    if collect.rollout_interval and collect.compress != "none":
+        fix = "stores whole batches, of which compress_rollout keeps only a part; set compress_rollout=none"
+        raise ConfigError("rollout_save_interval", collect.rollout_interval, fix)
+    for key, word in (("wandb.project", s.logging.project), ("wandb.run_id", s.logging.run_id)):
+        if word is not None and not re.fullmatch(r"[\w.-]{1,120}", word):
+            raise ConfigError(key, word, "must be letters, digits, dots and dashes")
+
+
+def _nearest_divisor(number: int, wanted: int) -> int:
+    divisors = {d for k in range(1, math.isqrt(number) + 1) if number % k == 0 for d in (k, number // k)}
+    return min(divisors, key=lambda d: abs(d - wanted))
+
+
+def memory_needed(s: TrainSettings) -> dict[str, float]:
+    """Bytes a run takes, by device: estimated from the size of a batch."""
+    observation = 4 * sum(math.prod(shape) for shape in observation_shapes(s.sim.lidar.shape).values())
+    collect, program = s.collect, {"cpu": 600e6}
+    # Where it flies: an observation is stored as seen and as seen next, all that twice while the collector stacks it.
+    # Where it learns: once more as network input, with as much again for temporaries, and what is held or on its way.
+    flying, learning = 4, 4 if collect.return_same_td else 7
+    learning += 3 * collect.prefetch + 3 * bool(collect.rollout_interval)
+    if collect.compress != "none":
+        flying, learning = 1, 1 + collect.prefetch  # a piece at a time, and the compressed rest
+    need = {name: program.get(name, 1000e6) for name in {s.sim.device, s.learner_device}}
+    need[s.sim.device] += s.frames_per_batch * observation * flying + s.sim.num_envs * 5 * 1024
+    need[s.learner_device] += s.frames_per_batch * observation * learning
+    return need
+
+
+def check_memory(s: TrainSettings) -> None:
+    """Say what a run will take, and refuse what does not fit."""
+    for name, need in memory_needed(s).items():
+        have = psutil.virtual_memory().available if name == "cpu" else torch.cuda.mem_get_info(name)[0]
+        where = f" on {name}" if s.sim.device != s.learner_device else ""
+        log.info("memory: about %.1f GB needed%s, %.1f GB available", need / 1e9, where, have / 1e9)
+        if need > have:
+            fix = f"with algo.training_frame_num={s.collect.steps} a batch needs about {need / 1e9:.1f} GB{where}"
+            fix += f" of {have / 1e9:.1f} GB available; lower one of them"
+            raise ConfigError("env.num_envs", s.sim.num_envs, fix)
+
+
+def look_for_neighbours(sim: SimSettings) -> None:
+    """torch's threads wait for each other awake, which costs dearly where another program wants the same cores."""
+    if sim.device == "cpu" and "GOMP_SPINCOUNT" not in os.environ and psutil.cpu_percent(interval=0.2) > 50.0:
+        log.info(
+            "other programs keep this machine busy; GOMP_SPINCOUNT=5000 in the environment shares better with them"
+        )
