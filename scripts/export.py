@@ -1,6 +1,6 @@
 """Write a trained policy for use outside this project: ONNX, TorchScript, and NavRL's own format where it fits.
 
-python scripts/export.py checkpoint=policies/default.pt output=policy.onnx
+navrl export checkpoint=policies/default.pt output=policy.onnx    (or checkpoint=default, which comes with navrl)
 
 Writes policy.onnx and policy.ts, and policy.navrl.pt for a policy of NavRL's network. Each is checked against the
 policy on 1000 random observations before this says done. Inputs, for any batch size B:
@@ -24,18 +24,18 @@ import warnings
 from pathlib import Path
 
 import torch
-from omegaconf import OmegaConf
 from torch import Tensor, nn
 
-from navrl.config import ConfigError
+from navrl.cli import fail, options
+from navrl.io.files import BadCheckpoint
 from navrl.ppo.navrl_format import to_navrl
 from navrl.ppo.networks import ActorCritic, NavRLEncoder
 from navrl.ppo.policy_file import load_policy
+from navrl.schema import NEAREST, POLICY_INPUTS, WIDTH_STEP
 
-INPUTS = ("state", "lidar", "direction", "dynamic_obstacle")
 TOLERANCE = 1e-4  # m/s between the policy and its exported copies
 CONVENTIONS = {
-    "inputs": "see scripts/export.py: state, lidar, direction, dynamic_obstacle",
+    "inputs": "see docs/export.md: state, lidar, direction, dynamic_obstacle",
     "output": "action: velocity in m/s, world frame, z up",
     "goal_frame": "x along the horizontal line from start to goal, fixed for a flight; z up; right-handed",
     "lidar_order": "[azimuth][elevation]; azimuth 0 is straight ahead along yaw, counter-clockwise; elevations rise",
@@ -56,20 +56,20 @@ class Deployed(nn.Module):
         return self.policy.mean_velocity(state, lidar, direction, dynamic_obstacle)
 
 
-def main(arguments: list[str]) -> None:
-    options = OmegaConf.merge({"checkpoint": "???", "output": "policy.onnx"}, OmegaConf.from_cli(arguments))
-    if OmegaConf.is_missing(options, "checkpoint") or set(options) != {"checkpoint", "output"}:
-        sys.exit(__doc__)
-    output = Path(str(options.output))
+def main() -> None:
+    given = options(__doc__, "checkpoint", checkpoint=None, output="policy.onnx")
+    if given.checkpoint is None:
+        fail("checkpoint=null: give the policy to export (--help shows how)")
+    output = Path(given.output)
     if output.suffix != ".onnx":
-        raise ConfigError("output", output, "must end in .onnx; the other formats are written beside it")
+        fail(f"output={output}: must end in .onnx; the other formats are written beside it")
     if not output.parent.is_dir():
-        raise ConfigError("output", output, f"the directory {output.parent} does not exist")
+        fail(f"output={output}: the directory {output.parent} does not exist")
     try:
-        policy, about = load_policy(str(options.checkpoint))
-    except ValueError as error:
-        raise ConfigError("checkpoint", options.checkpoint, str(error)) from error
-    metadata = {"checkpoint": Path(str(options.checkpoint)).name, **about["network"], **about["about"], **CONVENTIONS}
+        policy, about = load_policy(given.checkpoint)
+    except BadCheckpoint as error:
+        fail(f"checkpoint={given.checkpoint}: {error}")
+    metadata = {"checkpoint": Path(given.checkpoint).name, **about["network"], **about["about"], **CONVENTIONS}
     deployed = Deployed(policy).eval()
 
     write_onnx(deployed, output, metadata)
@@ -81,7 +81,7 @@ def main(arguments: list[str]) -> None:
         theirs = output.with_suffix(".navrl.pt")
         torch.save(to_navrl(policy, about.get("value_norm", {})), theirs)
         output.with_suffix(".navrl.json").write_text(json.dumps(metadata, indent=2) + "\n")
-        again, _ = load_policy(theirs, policy.action_limit)
+        again, _ = load_policy(theirs, policy.settings.action_limit)
         verified(theirs, difference(deployed, Deployed(again)))
     print("done")
 
@@ -89,7 +89,7 @@ def main(arguments: list[str]) -> None:
 def random_observations(deployed: Deployed, count: int = 1000) -> dict[str, Tensor]:
     """Observations of every kind: clear and crowded, near and far, with and without moving obstacles."""
     make = torch.Generator().manual_seed(0)
-    encoder = deployed.policy.encoder
+    network = deployed.policy.settings
 
     def normal(*shape: int) -> Tensor:
         return torch.randn(count, *shape, generator=make)
@@ -97,15 +97,17 @@ def random_observations(deployed: Deployed, count: int = 1000) -> dict[str, Tens
     def uniform(*shape: int) -> Tensor:
         return torch.rand(count, *shape, generator=make)
 
-    toward, away = nn.functional.normalize(normal(3), dim=-1), nn.functional.normalize(normal(1, 5, 3), dim=-1)
+    toward, away = nn.functional.normalize(normal(3), dim=-1), nn.functional.normalize(normal(1, NEAREST, 3), dim=-1)
     state = torch.cat([toward, 48 * uniform(1), normal(1), 2 * normal(3)], dim=-1)
     heading = 6.2832 * uniform(1, 1)
     direction = torch.cat([heading.cos(), heading.sin(), torch.zeros(count, 1, 1)], dim=-1)
-    size = torch.cat([(4 * uniform(1, 5, 1)).floor(), (2 * uniform(1, 5, 1)).floor()], dim=-1)
-    obstacle = torch.cat([away, 4 * uniform(1, 5, 1), normal(1, 5, 1), normal(1, 5, 3), size], dim=-1)
-    obstacle *= torch.arange(5)[:, None] < (6 * uniform(1, 1, 1)).floor()  # the nearest 0 to 5 are there
-    lidar = encoder.lidar_range * uniform(1, *encoder.beams) * (uniform(1, *encoder.beams) < 0.5)
-    return {"state": state, "lidar": lidar, "direction": direction, "dynamic_obstacle": obstacle}
+    size = torch.cat([(uniform(1, NEAREST, 1) / WIDTH_STEP).floor(), (2 * uniform(1, NEAREST, 1)).floor()], dim=-1)
+    place = [away, network.lidar_range * uniform(1, NEAREST, 1), normal(1, NEAREST, 1)]
+    obstacle = torch.cat([*place, normal(1, NEAREST, 3), size], dim=-1)
+    obstacle *= torch.arange(NEAREST)[:, None] < ((NEAREST + 1) * uniform(1, 1, 1)).floor()  # the nearest 0 to 5
+    lidar = network.lidar_range * uniform(1, *network.beams) * (uniform(1, *network.beams) < 0.5)
+    seen = {"state": state, "lidar": lidar, "direction": direction, "dynamic_obstacle": obstacle}
+    return {name: seen[name] for name in POLICY_INPUTS}
 
 
 def write_onnx(deployed: Deployed, path: Path, metadata: dict) -> None:
@@ -115,7 +117,7 @@ def write_onnx(deployed: Deployed, path: Path, metadata: dict) -> None:
         import onnxruntime
         import onnxscript
     except ImportError as error:
-        sys.exit(f"error: {error.name} is not installed; install what export needs with: pip install -e '.[export]'")
+        fail(f"{error.name} is not installed; install what export needs with: pip install 'navrl[export]'")
     del onnxruntime, onnxscript
     for name in ("onnxscript", "torch.onnx", "onnx_ir"):
         logging.getLogger(name).setLevel(logging.ERROR)
@@ -124,8 +126,8 @@ def write_onnx(deployed: Deployed, path: Path, metadata: dict) -> None:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
-            deployed, example, dynamo=True, input_names=list(INPUTS), output_names=["action"],
-            dynamic_shapes=tuple({0: batch} for _ in INPUTS), verbose=False,
+            deployed, example, dynamo=True, input_names=list(POLICY_INPUTS), output_names=["action"],
+            dynamic_shapes=tuple({0: batch} for _ in POLICY_INPUTS), verbose=False,
         )  # fmt: skip
     model = program.model_proto
     onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in metadata.items()})
@@ -138,9 +140,9 @@ def check_onnx(deployed: Deployed, path: Path) -> float:
 
     session = onnxruntime.InferenceSession(path, providers=["CPUExecutionProvider"])
 
-    def run(state: Tensor, lidar: Tensor, direction: Tensor, dynamic_obstacle: Tensor) -> Tensor:
-        values = (state, lidar, direction, dynamic_obstacle)
-        return torch.as_tensor(session.run(["action"], {k: v.numpy() for k, v in zip(INPUTS, values, strict=True)})[0])
+    def run(*values: Tensor) -> Tensor:
+        inputs = {name: value.numpy() for name, value in zip(POLICY_INPUTS, values, strict=True)}
+        return torch.as_tensor(session.run(["action"], inputs)[0])
 
     return difference(deployed, run)
 
@@ -172,8 +174,4 @@ def verified(path: Path, worst: float) -> None:
 
 
 if __name__ == "__main__":
-    try:
-        main(sys.argv[1:])
-    except ConfigError as error:
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
+    main()

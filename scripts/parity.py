@@ -1,7 +1,7 @@
 """Do both engines fly alike? The same maps, start states and commands on Warp and on Isaac Lab; JSON on the last line.
 
     make parity                                             256 drones, 2 s of aggressive flight
-    make parity ARGS='--drones 64 --physics newton'
+    make parity ARGS='drones=64 physics=newton'
 
 Starts are at rest among the obstacles, commands are velocities of up to 2 m/s along each axis, redrawn four times a
 second. A flight is compared until it touches something in either engine: after that PhysX bounces where Warp does not.
@@ -10,19 +10,21 @@ The picture shows flights of both from above, one over the other.
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import torch
 
+from navrl.cli import fail, options
 from navrl.monitor.flights import pyplot, write_figure
 from navrl.sim.engine import make_simulator
 from navrl.sim.isaac_check import PHYSICS, IsaacMissing, check_isaac
 from navrl.sim.scene import Scene, generate_scene
-from navrl.sim.simulator import SimSettings, Simulator
+from navrl.sim.simulator import Simulator
+from navrl.train.settings import compose_config, read_eval
 
 HOLD_SECONDS, SPEED, CLEAR = 0.25, 2.0, 1.0  # s between commands, m/s along each axis, m around a start
 
@@ -59,9 +61,9 @@ def events(sim: Simulator) -> torch.Tensor:
 def compare(drones: int, seconds: float, maps: int, physics: str, seed: int = 0) -> tuple[dict, dict]:
     """Fly both; the numbers, and paths (steps, drones, 3) for the picture."""
     scene = generate_scene(seed, maps, 350, 80)
-    settings = SimSettings(drones, seed=seed)
+    settings = read_eval(compose_config("eval", [f"env.num_envs={drones}", f"seed={seed}", "device=cpu"])).sim
     warp = make_simulator(scene, settings)
-    isaac = make_simulator(scene, SimSettings(drones, engine="isaac", physics=physics, seed=seed))
+    isaac = make_simulator(scene, replace(settings, engine="isaac", physics=physics))
     begin = starts(warp, scene, seed)
     for sim in (warp, isaac):
         sim.reset(torch.arange(drones), *begin)
@@ -151,21 +153,15 @@ def draw(flown: dict, path: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--drones", type=int, default=256)
-    parser.add_argument("--seconds", type=float, default=2.0)
-    parser.add_argument("--maps", type=int, default=8)
-    parser.add_argument("--physics", choices=PHYSICS, default="ovphysx")
-    parser.add_argument("--picture", type=Path, default=Path("runs/parity.png"))
-    options = parser.parse_args()
+    given = options(__doc__, drones=256, seconds=2.0, maps=8, physics="ovphysx", picture="runs/parity.png")
+    if given.physics not in PHYSICS:
+        fail(f"physics={given.physics}: must be one of {', '.join(PHYSICS)}")
     try:
-        physics, _ = check_isaac(options.physics)
+        physics, _ = check_isaac(given.physics)
     except IsaacMissing as error:
-        sys.exit(f"error: {error}")
-    result, flown = compare(options.drones, options.seconds, options.maps, physics)
-    print(
-        f"\n{options.drones} drones, {options.seconds:g} s, Warp against Isaac Lab with {physics}; the worst of all\n"
-    )
+        fail(str(error))
+    result, flown = compare(given.drones, given.seconds, given.maps, physics)
+    print(f"\n{given.drones} drones, {given.seconds:g} s, Warp against Isaac Lab with {physics}; the worst of all\n")
     alike = result["lidar_within_1mm"] >= 0.985
     for key, (name, limit, unit) in LIMITS.items():
         if key not in result:
@@ -179,9 +175,10 @@ def main() -> None:
     print(f"  {'… from equal poses':18} {same_pose:10.4f} %    (the others see from a little beside)")
     ended = result["flights_with_an_event"]
     print(f"  {'same first event':18} {100 * result['same_events']:10.4f} %    (in {ended} flights there was one)")
-    options.picture.parent.mkdir(parents=True, exist_ok=True)
-    draw(flown, options.picture)
-    print(f"\ndrawn: {options.picture}")
+    picture = Path(given.picture)
+    picture.parent.mkdir(parents=True, exist_ok=True)
+    draw(flown, picture)
+    print(f"\ndrawn: {picture}")
     print(json.dumps(result))
     sys.exit(not alike)
 

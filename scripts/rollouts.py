@@ -1,22 +1,21 @@
 """List the rollouts a run has stored, and draw chosen flights from above, with the obstacles as their LiDAR saw them.
 
-python scripts/rollouts.py runs/<date>/<time>                        what is there
-python scripts/rollouts.py runs/<date>/<time> --draw 3               twelve flights of the fourth rollout: rollout-3.png
-python scripts/rollouts.py runs/<date>/<time> --draw 3 --drones 0 7  ... of these drones
+navrl rollouts runs/<date>/<time>                      what is there
+navrl rollouts runs/<date>/<time> draw=3               twelve flights of the fourth rollout: rollout-3.png
+navrl rollouts runs/<date>/<time> draw=3 drones=[0,7]  ... of these drones
 
 A run stores rollouts if it was started with rollout_save_interval=<iterations> return_same_td=false.
 """
 
 from __future__ import annotations
 
-import argparse
-import sys
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
+from navrl.cli import fail, options
 from navrl.collect.rollouts import FOLDER, BadRollout, RolloutStorage
 from navrl.monitor.flights import COLOURS, pyplot, write_figure
 
@@ -27,7 +26,7 @@ def listing(storage: RolloutStorage) -> Table:
     raw, stored = (sum(line[key] for line in storage.lines) for key in ("raw_bytes", "bytes"))
     saved = f"{100 * (1 - stored / max(1, raw)):.0f} % saved"
     table = Table(title=f"{storage.folder}: {storage.num_frames:,} frames, {stored / 1e6:.1f} MB, {saved}")
-    for heading in ("rollout", "iteration", "M frames", "drones × steps", "parts of flights", "MB", "MB unpacked"):
+    for heading in ("rollout", "iteration", "M frames", "drones × steps", "flights or parts", "MB", "MB uncompressed"):
         table.add_column(heading, justify="right")
     for number, line in enumerate(storage.lines):
         size = [f"{line[key] / 1e6:.2f}" for key in ("bytes", "raw_bytes")]
@@ -37,7 +36,7 @@ def listing(storage: RolloutStorage) -> Table:
 
 
 def draw(storage: RolloutStorage, rollout: int, drones: list[int], path: Path) -> None:
-    """One panel a drone, in the goal frame: the goal is at the origin, the flight comes from the left."""
+    """One panel per drone, in the goal frame: the goal is at the origin, the flight comes from the left."""
     keys = [SEEN + "state", SEEN + "lidar", "next/done", *(f"next/stats/{name}" for name in COLOURS)]
     data = storage.read(rollout, drones, keys)
     state, lidar = (data["agents", "observation", name].numpy() for name in ("state", "lidar"))
@@ -75,28 +74,26 @@ def draw(storage: RolloutStorage, rollout: int, drones: list[int], path: Path) -
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("run", type=Path)
-    parser.add_argument("--draw", type=int, metavar="ROLLOUT")
-    parser.add_argument("--drones", type=int, nargs="+", default=[*range(12)])
-    options = parser.parse_args()
-    folder = options.run if options.run.name == FOLDER else options.run / FOLDER
+    given = options(__doc__, "run", run=None, draw=-1, drones=[*range(12)])
+    if given.run is None:
+        fail("run=null: give a run directory (--help shows how)")
+    folder = Path(given.run) if Path(given.run).name == FOLDER else Path(given.run) / FOLDER
     try:
         storage = RolloutStorage(folder)
-        if options.draw is None:
+        if given.draw == -1:
             Console().print(listing(storage))
             return
-        if not 0 <= options.draw < len(storage):
-            sys.exit(f"error: --draw {options.draw}: there are {len(storage)} rollouts, counted from 0")
-        count = storage.lines[options.draw]["drones"]
-        drones = [drone for drone in options.drones if 0 <= drone < count]
+        if not 0 <= given.draw < len(storage):
+            fail(f"draw={given.draw}: there are {len(storage)} rollouts, counted from 0")
+        count = storage.lines[given.draw]["drones"]
+        drones = [drone for drone in given.drones if 0 <= drone < count]
         if not drones:
-            sys.exit(f"error: --drones {options.drones[0]}: there are {count} drones, counted from 0")
-        path = folder.parent / f"rollout-{options.draw}.png"
-        draw(storage, options.draw, drones, path)
+            fail(f"drones={given.drones[0]}: there are {count} drones, counted from 0")
+        path = folder.parent / f"rollout-{given.draw}.png"
+        draw(storage, given.draw, drones, path)
         print(f"drawn: {path}")
     except BadRollout as error:
-        sys.exit(f"error: {error}")
+        fail(str(error))
 
 
 if __name__ == "__main__":

@@ -1,6 +1,6 @@
 """What does saving cost the training loop on this machine? One run; JSON on the last line.
 
-    python scripts/bench/checkpoint.py [--iterations 60] [--saves 1000]
+    python scripts/bench/checkpoint.py [iterations=60] [saves=1000]
 
 Stall is the time the training thread spends in a save before it may go on: for us that includes gathering the state.
 `torch.save` is followed by fsync, because a save that a power cut undoes is none; our background thread and
@@ -12,7 +12,6 @@ their medians are compared.
 
 from __future__ import annotations
 
-import argparse
 import gc
 import io
 import json
@@ -30,20 +29,20 @@ import lz4.frame
 import numpy as np
 import torch
 import torch.distributed.checkpoint as dcp
-from hydra import compose, initialize_config_dir
-from omegaconf import OmegaConf
-from update import CFG, Training
 
-from navrl import config, resume
-from navrl.io.files import MANIFEST, Written, load_checkpoint, write_checkpoint
-from navrl.checkpoint.retention import Retention, RunFiles
 from navrl.checkpoint.saver import AsyncCheckpointSaver
+from navrl.cli import options
+from navrl.io.files import DiskGuard, load_checkpoint
 from navrl.io.snapshot import tensors_of
-from navrl.monitor.flights import RecentFlights
+from navrl.monitor.flights import SHOWN, RecentFlights
+from navrl.monitor.metrics import code_version
 from navrl.monitor.performance import PerformanceMonitor
-from navrl.ppo.policy_file import describe, policy_content
-from navrl.sim.scene import TRAINING, generate_scene
-from navrl.task.kernels import OUTCOMES
+from navrl.train.build import Training, make_training
+from navrl.train.directory import RunDirectory
+from navrl.train.loggers import Loggers
+from navrl.train.progress import Progress
+from navrl.train.resume import seed_random_streams
+from navrl.train.saving import Saving
 
 
 def percentiles(seconds: list[float]) -> dict[str, float]:
@@ -159,29 +158,30 @@ def packing(state: dict) -> dict[str, dict[str, float]]:
 # --- training with and without ------------------------------------------------------------------------------------
 
 
-def throughput(training: Training, make: Callable[[], dict], folder: Path, iterations: int) -> dict[str, float]:
+def make_saving(training: Training, run: Path) -> Saving:
+    """Saving as in scripts/train.py, with flights that have ended."""
+    flights, disk, monitor = RecentFlights(), DiskGuard(), PerformanceMonitor()
+    flights.extend({name: np.zeros(flights.window, np.float32) for name in SHOWN})
+    settings, version = training.settings, code_version()
+    progress, loggers = Progress(settings), Loggers(settings, run, disk, version)
+    parts = settings, run, disk, progress, training.ppo, training.batches, flights, monitor, loggers, version
+    return Saving(*parts)
+
+
+def throughput(training: Training, saving: Saving, iterations: int) -> dict[str, float]:
     """Every second iteration begins with a save, which is on disk long before it ends."""
-    seconds, stalls, network = {True: [], False: []}, [], describe(training.policy, "fast")
-    files = RunFiles(folder / "throughput", Retention(last=2))
-    saver = AsyncCheckpointSaver(manifest=files.run / MANIFEST)
-
-    def keep_policy(state: dict, _: Written) -> None:  # as scripts/train.py does after every save
-        content = policy_content(network, state["ppo"]["averaged"], state["ppo"]["value_norm"], {})
-        write_checkpoint(files.run / "policy.pt", content, manifest=saver.manifest)
-        files.prune()
-
+    seconds, stalls = {True: [], False: []}, []
     for k in range(2 * iterations):
-        saving = k % 2 == 0
+        save = k % 2 == 0
+        saving.progress.advance()
         began = time.perf_counter()
-        if saving:
-            stalls.append(timed(lambda k=k: saver.save_async(make(), files.state(k), after=keep_policy)))
+        if save:
+            stalls.append(timed(saving.save))
         training.iterate()
-        seconds[saving].append(time.perf_counter() - began)
-        idle(saver)
-    saver.shutdown()
-    files.close()
-    assert saver.get_stats()["saved"] == iterations
-    median = {saving: statistics.median(values) for saving, values in seconds.items()}
+        seconds[save].append(time.perf_counter() - began)
+        idle(saving.saver)
+    assert saving.saver.get_stats()["saved"] == iterations
+    median = {save: statistics.median(values) for save, values in seconds.items()}
     stall = percentiles(stalls[2:])
     return {
         "throughput_ratio": median[False] / median[True],
@@ -192,26 +192,16 @@ def throughput(training: Training, make: Callable[[], dict], folder: Path, itera
     }
 
 
-def default_run(training: Training, make: Callable[[], dict], folder: Path) -> dict[str, float]:
+def default_run(training: Training, saving: Saving) -> dict[str, float]:
     """The saves a default run makes, with one iteration between them: how much smaller is what stays?"""
-    with initialize_config_dir(str(CFG), version_base=None):
-        cfg = compose("train")
-    train = config.train_settings(cfg, config.sim_settings(cfg))
-    last, run = train.total_frames // train.frames_per_batch, folder / "run"
-    files = RunFiles(run, train.keep)
-    network = describe(training.policy, "fast")
-    for iteration in sorted({*range(train.save_interval, last, train.save_interval), last}):
+    progress, every = saving.progress, training.settings.save.interval
+    for iteration in sorted({*range(every, progress.last, every), progress.last}):
         training.iterate()
-        state = make()
-        write_checkpoint(files.state(iteration), state, train.compression_level, run / MANIFEST)
-        policy = policy_content(network, state["ppo"]["averaged"], state["ppo"]["value_norm"], {})
-        write_checkpoint(run / "policy.pt", policy)
-        if iteration % train.keep.every == 0:
-            write_checkpoint(files.policy(iteration), policy)
-        write_checkpoint(files.best(iteration, iteration / last), policy)
-        files.prune()
-    now, otherwise = files.bytes_saved()
-    files.close()
+        progress.iteration = iteration
+        saving.save(keep=True)
+        saving.save_best(iteration / progress.last)
+        idle(saving.saver)
+    now, otherwise = saving.folder.bytes_saved()
     return {"run_dir_bytes": now, "run_dir_bytes_all_kept": otherwise, "run_dir_saved_fraction": 1 - now / otherwise}
 
 
@@ -219,44 +209,17 @@ def default_run(training: Training, make: Callable[[], dict], folder: Path) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--iterations", type=int, default=60)
-    parser.add_argument("--saves", type=int, default=1000)
-    options = parser.parse_args()
-    with initialize_config_dir(str(CFG), version_base=None):
-        cfg = compose("train", overrides=["device=cpu"])
-    scene = generate_scene(
-        cfg.seed, cfg.env.num_maps, cfg.env.num_obstacles, cfg.env_dyn.num_obstacles, cfg.env.route, stream=TRAINING
-    )
-    training = Training(cfg, scene, "fast")
-    resume.seed_random_streams(cfg.seed)
+    args = options(__doc__, iterations=60, saves=1000)
+    seed_random_streams(0)
+    training = make_training("device=cpu", "logger=none")
     for _ in range(20):
         training.iterate()
     gc.collect()
     gc.freeze()  # as scripts/train.py does
-    flights = RecentFlights()
-    flights.add({name: np.zeros(flights.window, np.float32) for name in (*OUTCOMES, "return", "length")})
-    described = OmegaConf.to_yaml(cfg)
-
-    monitor, network = PerformanceMonitor(), describe(training.policy, "fast")
-
-    def own() -> dict:
-        """As scripts/train.py gathers it."""
-        return {
-            "config": described,
-            "overrides": ["device=cpu"],
-            "machine": resume.machine_now(),
-            "network": network,
-            "iteration": 20,
-            "frames": 20 * 32768,
-            "ppo": training.ppo.state(),
-            "batches": {"env": training.collector.env.state_dict()},
-            "random": resume.random_state(),
-            "flights": flights.state(),
-            "performance": monitor.state(),
-            "scores": {"eval/crossing-350-80/success": 0.5},
-        }
-
+    folder = Path(tempfile.mkdtemp(prefix="bench-checkpoint-"))
+    for name in ("throughput", "run"):
+        RunDirectory(folder / name)
+    own = make_saving(training, folder / "throughput").state
     generator = torch.Generator().manual_seed(0)
     big = {"layers": [torch.randn(1 << 20, generator=generator) for _ in range(50)]}
     sweep = torch.zeros(1 << 24)  # 64 MB
@@ -266,12 +229,11 @@ def main() -> None:
         for to, tensor in zip(twin, big["layers"], strict=True):
             to.copy_(tensor)
 
-    folder = Path(tempfile.mkdtemp(prefix="bench-checkpoint-"))
     try:
         results: dict[str, object] = {}
         for name, make, saves, work in (
-            ("own", own, options.saves, lambda: sweep.add_(1.0)),
-            ("big", lambda: big, max(5, options.saves // 40), memcpy),
+            ("own", own, args.saves, lambda: sweep.add_(1.0)),
+            ("big", lambda: big, max(5, args.saves // 40), memcpy),
         ):
             size = sum(tensor.nbytes for tensor in tensors_of(make()))
             print(f"\n{name}: {size / 1e6:.1f} MB in {len(tensors_of(make()))} tensors; ms of stall, then of the rest")
@@ -299,13 +261,15 @@ def main() -> None:
         for name, measured in results["packing"].items():
             print(f"  {name:24} {measured['ratio']:.3f}  {measured['ms']:8.1f}")
 
-        results |= throughput(training, own, folder, options.iterations)
+        with make_saving(training, folder / "throughput") as saving:
+            results |= throughput(training, saving, args.iterations)
         print(
             f"\niteration {results['iteration_ms']:.0f} ms, saving each {results['iteration_saving_ms']:.0f} ms:"
             f" {100 * results['throughput_ratio']:.1f} % of the speed;"
             f" stall p50 {results['training_stall_p50_ms']:.2f}, max {results['training_stall_max_ms']:.2f} ms"
         )
-        results |= default_run(training, own, folder)
+        with make_saving(training, folder / "run") as saving:
+            results |= default_run(training, saving)
         print(
             f"saves of a default run: {results['run_dir_bytes'] / 1e6:.1f} MB stay of"
             f" {results['run_dir_bytes_all_kept'] / 1e6:.1f} MB, {100 * results['run_dir_saved_fraction']:.0f} % less"

@@ -1,6 +1,6 @@
 """How fast is the environment on this machine? One run, everything measured side by side; JSON on the last line.
 
-    python scripts/bench/env.py [--quick]
+    python scripts/bench/env.py [quick=true]
 
 A step is a full one: moving obstacles, controller, rotors, rigid body, contacts, LiDAR, observation, reward, done and
 the reset of drones that finished, through TorchRL's `step_and_maybe_reset`. Drones fly straight at their goals, crash
@@ -10,25 +10,26 @@ people's work on the machine only ever adds time; ratios compare rounds of the s
 
 from __future__ import annotations
 
-import argparse
 import gc
 import json
 import os
 import time
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import psutil
 import torch
 import warp as wp
 
+from navrl.cli import options
 from navrl.native.runtime import start_warp
 from navrl.sim.scene import VERTICES, Scene, generate_scene, paint_field, place_boxes
-from navrl.sim.simulator import SimSettings
 from navrl.sim.warp_engine import WarpSimulator
-from navrl.task.env import NavigationEnv, TaskSettings
+from navrl.task.env import NavigationEnv
+from navrl.train.settings import compose_config, read_eval
 
-NAVRL_REWARD = {"velocity": 1.0, "alive": 1.0, "static_clearance": 1.0, "moving_clearance": 1.0, "height": 8.0}
+DEFAULTS = read_eval(compose_config("eval", ["device=cpu", "reward=navrl"]))  # all costly terms of the reward
 WARM_UP = 700  # steps: by then drones are all over the maps
 
 
@@ -36,10 +37,9 @@ class Flight:
     """One environment kept flying."""
 
     def __init__(self, scene: Scene, num_envs: int, threads: int, decimation: int = 1) -> None:
-        sim = WarpSimulator(scene, SimSettings(num_envs, threads=threads, decimation=decimation))
-        self.env = NavigationEnv(sim, TaskSettings(reward=NAVRL_REWARD))
+        settings = replace(DEFAULTS.sim, num_envs=num_envs, threads=threads, decimation=decimation)
+        self.env = NavigationEnv(WarpSimulator(scene, settings), DEFAULTS.task)
         self.data = self.env.reset()
-        self.finished = 0
 
     def fly(self, steps: int) -> None:
         for _ in range(steps):
@@ -117,7 +117,7 @@ def compare_with_mesh(scene_seed: int, rounds: int) -> dict[str, float]:
     """Million rays per second of our scan and of a triangle mesh, one thread each, same map, poses and beams."""
     n = 1024
     scene = generate_scene(scene_seed, 1, 350, 0)
-    sim = WarpSimulator(scene, SimSettings(n, threads=1))
+    sim = WarpSimulator(scene, replace(DEFAULTS.sim, num_envs=n, threads=1))
     rng = np.random.default_rng(0)
     position = torch.tensor(np.column_stack([rng.uniform(-20, 20, (n, 2)), rng.uniform(0.5, 3.5, n)])).float()
     yaw = torch.tensor(rng.uniform(-3, 3, n)).float()
@@ -183,9 +183,7 @@ def memory_per_drone() -> float:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--quick", action="store_true", help="fewer rounds: seconds instead of two minutes")
-    quick = parser.parse_args().quick
+    quick = options(__doc__, quick=False).quick  # fewer rounds: seconds instead of two minutes
     cores = min(2, os.cpu_count() or 1)
     torch.set_num_threads(cores)
     start_warp()
@@ -193,7 +191,7 @@ def main() -> None:
 
     print("memory ...")
     result["memory_per_drone_bytes"] = round(memory_per_drone())
-    print(f"  {result['memory_per_drone_bytes'] / 1024:6.1f} KiB a drone")
+    print(f"  {result['memory_per_drone_bytes'] / 1024:6.1f} KiB per drone")
 
     scene = generate_scene(0, 64)
     flights = {

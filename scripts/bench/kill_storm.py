@@ -1,15 +1,14 @@
-"""Kill a training run at random moments with SIGKILL, go on with it, and again: is anything ever lost or torn?
+"""Kill a training run at random moments with SIGKILL, resume it, and again: is anything ever lost or torn?
 
-python scripts/bench/kill_storm.py --kills 200
+    python scripts/bench/kill_storm.py [kills=200] [seed=0]
 
-The run saves at every iteration. After every kill each file it left is read in full, and the next life must go on from
+The run saves at every iteration. After every kill each file it left is read in full, and the next life must resume from
 the newest of them. At the end the state is compared, bit for bit, with that of a run nobody disturbed. Lives are forks
 of a process that has only imported things, so that 200 of them take minutes. The last line is JSON.
 """
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
@@ -25,10 +24,10 @@ from pathlib import Path
 import torch
 import torchrl.collectors  # noqa: F401 - imported once here, for all lives
 
-import navrl.resume
-import navrl.task.evaluation  # noqa: F401
+import navrl.train.saving  # noqa: F401
+from navrl.checkpoint.retention import FOLDER, iteration_of, states_of
+from navrl.cli import options
 from navrl.io.files import BadCheckpoint, load_checkpoint
-from navrl.checkpoint.retention import FOLDER, states_of
 from navrl.io.snapshot import tensors_of
 
 TRAIN = Path(__file__).parents[1] / "train.py"
@@ -66,9 +65,9 @@ class Life:
         os.kill(self.pid, signal.SIGKILL)
         os.waitpid(self.pid, 0)
 
-    def went_on_from(self) -> int | None:
-        """The iteration it says it goes on from; None if it did not come that far."""
-        found = re.search(r"going on from .*state-(\d+)", self.output.read_text())
+    def resumed_from(self) -> int | None:
+        """The iteration it says it resumes from; None if it did not come that far."""
+        found = re.search(r"resuming from .*state-(\d+)", self.output.read_text())
         return int(found[1]) if found else None
 
 
@@ -82,7 +81,7 @@ def wait_for(condition, life: Life) -> None:
 
 def newest(run: Path) -> int:
     states = states_of(run)
-    return int(states[0].name[6:14]) if states else 0
+    return iteration_of(states[0]) if states else 0
 
 
 def storm(folder: Path, kills: int, seed: int) -> dict[str, int]:
@@ -111,7 +110,7 @@ def storm(folder: Path, kills: int, seed: int) -> dict[str, int]:
             except BadCheckpoint as error:
                 count["torn"] += 1
                 print(f"torn: {error}")
-        if (at := life.went_on_from()) is not None:
+        if (at := life.resumed_from()) is not None:
             count["resumes"] += 1
             count["older"] += at < have
         if (number + 1) % 10 == 0:
@@ -131,13 +130,10 @@ def undisturbed(folder: Path, iteration: int) -> dict:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--kills", type=int, default=200)
-    parser.add_argument("--seed", type=int, default=0)
-    options = parser.parse_args()
+    args = options(__doc__, kills=200, seed=0)
     folder = Path(tempfile.mkdtemp(prefix="kill-storm-"))
     try:
-        count = storm(folder, options.kills, options.seed)
+        count = storm(folder, args.kills, args.seed)
         state = load_checkpoint(states_of(folder / "run")[0])
         count["iterations"] = state["iteration"]
         print(f"comparing with a run of {state['iteration']} iterations that nobody disturbed")

@@ -1,6 +1,6 @@
 """How small, how fast and how much in the way is the rollout archive on this machine? JSON on the last line.
 
-    python scripts/bench/rollouts.py [--rollouts 8]
+    python scripts/bench/rollouts.py [rollouts=8]
 
 Real default rollouts (1024 drones × 32 steps) flown with the policy that comes with the repository, beside the same
 data through `torch.save`, `lz4.frame` of the whole, and blosc2 field by field.
@@ -8,7 +8,6 @@ data through `torch.save`, `lz4.frame` of the whole, and blosc2 field by field.
 
 from __future__ import annotations
 
-import argparse
 import io
 import json
 import shutil
@@ -22,15 +21,12 @@ from pathlib import Path
 import lz4.frame
 import numpy as np
 import torch
-from hydra import compose, initialize_config_dir
 from tensordict import TensorDictBase
-from update import CFG, Training
 
+from navrl.cli import options
 from navrl.collect.rollouts import RolloutArchive, RolloutStorage
 from navrl.ppo.policy_file import load_policy
-from navrl.sim.scene import TRAINING, generate_scene
-
-POLICY = CFG.parent / "policies/default.pt"
+from navrl.train.build import Training, make_training
 
 
 def timed(action: Callable[[], object]) -> float:
@@ -40,14 +36,11 @@ def timed(action: Callable[[], object]) -> float:
 
 
 def fly(count: int) -> tuple[Training, list[TensorDictBase]]:
-    with initialize_config_dir(str(CFG), version_base=None):
-        cfg = compose("train", overrides=["device=cpu", "return_same_td=false", "env.num_maps=64"])
-    scene = generate_scene(0, 64, cfg.env.num_obstacles, cfg.env_dyn.num_obstacles, cfg.env.route, stream=TRAINING)
-    training = Training(cfg, scene, "fast")
-    training.policy.load_state_dict(load_policy(POLICY)[0].state_dict())
+    training = make_training("device=cpu", "return_same_td=false", "env.num_maps=64")
+    training.ppo.policy.load_state_dict(load_policy("default")[0].state_dict())
     for _ in range(8):  # until drones are on their way
         next(training.batches)
-    return training, [next(training.batches) for _ in range(count)]
+    return training, [next(training.batches).frames for _ in range(count)]
 
 
 def others(batch: TensorDictBase) -> dict[str, dict[str, float]]:
@@ -86,10 +79,7 @@ def others(batch: TensorDictBase) -> dict[str, dict[str, float]]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--rollouts", type=int, default=8)
-    options = parser.parse_args()
-    training, batches = fly(options.rollouts)
+    training, batches = fly(options(__doc__, rollouts=8).rollouts)
     folder = Path(tempfile.mkdtemp(prefix="bench-rollouts-"))
     try:
         archive, stalls = RolloutArchive(folder, waiting=2), []

@@ -1,6 +1,6 @@
 """How fast does the learner learn on this machine, and how fast do others? One run; JSON on the last line.
 
-    python scripts/bench/update.py [--rounds 5] [--drones 1024] [--steps 32]
+    python scripts/bench/update.py [rounds=5] [drones=1024] [steps=32]
 
 Every trainer gets the same real batch, the same network (NavRL's, from the same weights) and 4 epochs of 16
 minibatches, and runs its own complete update: advantages and all epochs. Filling its storage is not timed. It is set up
@@ -11,7 +11,6 @@ the machine only ever adds time. The default network and whole training iteratio
 
 from __future__ import annotations
 
-import argparse
 import copy
 import json
 import math
@@ -20,64 +19,36 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from importlib.util import find_spec
-from pathlib import Path
 
 import torch
-from hydra import compose, initialize_config_dir
-from omegaconf import DictConfig
 from tensordict import TensorDict, TensorDictBase
 from tensordict.nn import TensorDictModule
 from torch import Tensor, nn
 from torch.distributions import Beta, Distribution, Independent
 from torch.nn import functional
-from torchrl.collectors import Collector
 from torchrl.modules import ActorValueOperator, ProbabilisticActor, ValueOperator
 from torchrl.objectives import ClipPPOLoss
 from torchrl.objectives.value import GAE
 
-from navrl import config
-from navrl.ppo.networks import ACTIONS, ENCODERS, ActorCritic
-from navrl.ppo.ppo import OBSERVATION, PPO, PPOSettings
+from navrl.cli import fail, options
+from navrl.ppo.batch import Batch
+from navrl.ppo.networks import ActorCritic
+from navrl.ppo.ppo import PPO, PPOSettings
 from navrl.ppo.returns import ValueNorm
-from navrl.sim.scene import TRAINING, Scene, generate_scene
-from navrl.sim.warp_engine import WarpSimulator
-from navrl.task.env import NavigationEnv
-from navrl.task.kernels import NEAREST
+from navrl.schema import ACTIONS, NEAREST
+from navrl.schema import NETWORK_INPUTS as OBSERVATION
+from navrl.train.build import Training, make_training
 
-CFG = Path(__file__).resolve().parents[2] / "cfg"
 EPOCHS, MINIBATCHES = 4, 16
-WARM_UP = 3  # batches flown before the one that is kept: by then drones are on their way
+WARM_UP = 3  # batches flown before the one that is kept
 
 
-class Training:
-    """Environment, collector and learner as in scripts/train.py: gives batches, and runs whole iterations."""
-
-    def __init__(self, cfg: DictConfig, scene: Scene, encoder: str) -> None:
-        sim = config.sim_settings(cfg)
-        train = config.train_settings(cfg, sim)
-        self.policy = ActorCritic(ENCODERS[encoder](sim.lidar.shape, sim.lidar.range), cfg.drone.action_limit)
-        self.ppo = PPO(self.policy, config.ppo_settings(cfg, "cpu"), cfg.seed)
-        self.collector = Collector(
-            NavigationEnv(WarpSimulator(scene, sim), config.task_settings(cfg)),
-            self.ppo,
-            frames_per_batch=train.frames_per_batch,
-            total_frames=-1,
-            return_same_td=train.return_same_td,
-            trust_policy=True,
-            track_traj_ids=False,
-            auto_register_policy_transforms=False,
-        )
-        self.batches = iter(self.collector)
-
-    def collect(self) -> TensorDictBase:
-        """A batch to keep."""
-        for _ in range(WARM_UP):
-            next(self.batches)
-        return next(self.batches).clone()
-
-    def iterate(self) -> None:
-        """Collect, then learn."""
-        self.ppo.update(next(self.batches))
+def collect(training: Training) -> Batch:
+    """A batch to keep, flown when the drones are on their way."""
+    for _ in range(WARM_UP):
+        next(training.batches)
+    frames = next(training.batches).frames.clone()  # the collector writes the next one over it
+    return Batch.prepared(frames, training.ppo.policy.encoder.prepare)
 
 
 # --- what trainers have in common -----------------------------------------------------------------------------------
@@ -90,19 +61,19 @@ class Trainer:
     differs = ""  # where its work is not ours
     stock_convolutions = True  # peers run the network as their users would write it, with nn.Conv2d
 
-    def __init__(self, policy: ActorCritic, settings: PPOSettings, batch: TensorDictBase) -> None:
-        self.policy, self.settings, self.size = copy.deepcopy(policy), settings, batch.batch_size
+    def __init__(self, policy: ActorCritic, settings: PPOSettings, batch: Batch) -> None:
+        self.policy, self.settings, self.size = copy.deepcopy(policy), settings, batch.frames.batch_size
         if self.stock_convolutions and hasattr(self.policy.encoder, "fused"):
             self.policy.encoder.fused = False
-        self.columns = to_rows(policy, to_tensordict(batch)).shape[-1]
+        self.columns = batch.rows.shape[1]
         self.build(settings)
 
     def build(self, s: PPOSettings) -> None:
         """Make the learner."""
 
-    def prepare(self, batch: TensorDictBase) -> None:
+    def prepare(self, batch: Batch) -> None:
         """Store the batch as if this trainer had collected it."""
-        self.batch, self.data = batch, to_tensordict(batch)
+        self.batch, self.data = batch, to_tensordict(batch.frames)
 
     def update(self) -> None:
         """One whole update."""
@@ -150,7 +121,7 @@ def to_tensordict(batch: TensorDictBase) -> TensorDict:
     follows = {name: after[name] for name in ("done", "terminated", "truncated")} | {
         "reward": after["agents", "reward"]
     }
-    acted = {"action": batch["unit"], "action_log_prob": batch["log_prob"]}
+    acted = {"action": batch["raw_action"], "action_log_prob": batch["log_prob"]}
     return TensorDict({**seen(batch), **acted, "next": TensorDict({**seen(after), **follows}, size)}, size)
 
 
@@ -180,7 +151,8 @@ class Ours(Trainer):
         self.ppo = PPO(self.policy, s)
 
     def update(self) -> None:
-        self.ppo.update(self.batch)
+        prepare = self.policy.encoder.prepare  # network input is made while collecting; others make it while learning
+        self.ppo.update(Batch.prepared(self.batch.frames, prepare))
 
 
 class NavRL(Trainer):
@@ -198,7 +170,7 @@ class NavRL(Trainer):
         self.value_norm, self.huber = ValueNorm(), nn.HuberLoss(delta=self.DELTA)
 
     @torch.no_grad()
-    def prepare(self, batch: TensorDictBase) -> None:
+    def prepare(self, batch: Batch) -> None:
         super().prepare(batch)
         self.critic(self.features(self.data))  # it stores normalised values
         del self.data["feature"]
@@ -259,10 +231,10 @@ class TorchRL(Trainer):
         # With get_value_operator() it would run twice.
         self.loss = ClipPPOLoss(
             model.get_policy_operator(), model.get_value_head(), normalize_advantage=True, loss_critic_type="l2",
-            clip_epsilon=s.clip, clip_value=s.value_clip, critic_coeff=s.value_weight, entropy_coeff=s.entropy_weight,
+            clip_epsilon=s.clip_ratio, clip_value=s.value_clip, critic_coeff=s.value_coef, entropy_coeff=s.entropy_coef,
         )  # fmt: skip
         self.loss.set_keys(sample_log_prob="action_log_prob")
-        self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=s.learning_rates[0])
+        self.optimizer = torch.optim.Adam(self.loss.parameters(), lr=s.encoder_lr)
 
     def update(self) -> None:
         with torch.no_grad():
@@ -302,13 +274,13 @@ class RslRl(Trainer):
         gaussian = {"class_name": "rsl_rl.modules.distribution:GaussianDistribution"}
         actor, critic = Model(example, "actor", ACTIONS, gaussian), Model(example, "critic", 1, None)
         self.learner = Learner(
-            actor, critic, RolloutStorage("rl", n, t, example, [ACTIONS]), EPOCHS, MINIBATCHES, s.clip, s.gamma,
-            s.gae_lambda, s.value_weight, s.entropy_weight, s.learning_rates[0], s.max_grad_norm,
+            actor, critic, RolloutStorage("rl", n, t, example, [ACTIONS]), EPOCHS, MINIBATCHES, s.clip_ratio, s.gamma,
+            s.gae_lambda, s.value_coef, s.entropy_coef, s.encoder_lr, s.max_grad_norm,
             desired_kl=s.target_kl, normalize_advantage_per_mini_batch=True,
         )  # fmt: skip
 
     @torch.inference_mode()
-    def prepare(self, batch: TensorDictBase) -> None:
+    def prepare(self, batch: Batch) -> None:
         super().prepare(batch)
         seen, then, after = to_rows(self.policy, self.data), to_rows(self.policy, self.data["next"]), self.data["next"]
         for t in range(self.size[1]):  # its own way of collecting, but with the actions that were flown
@@ -351,9 +323,9 @@ class StableBaselines3(Trainer):
                 return self.encoder(rows)
 
         self.learner = Learner(
-            "MlpPolicy", None, s.learning_rates[0], n_steps=t, batch_size=n * t // MINIBATCHES, n_epochs=EPOCHS,
-            gamma=s.gamma, gae_lambda=s.gae_lambda, clip_range=s.clip, clip_range_vf=s.value_clip,
-            ent_coef=s.entropy_weight, vf_coef=s.value_weight, max_grad_norm=s.max_grad_norm, device="cpu",
+            "MlpPolicy", None, s.encoder_lr, n_steps=t, batch_size=n * t // MINIBATCHES, n_epochs=EPOCHS,
+            gamma=s.gamma, gae_lambda=s.gae_lambda, clip_range=s.clip_ratio, clip_range_vf=s.value_clip,
+            ent_coef=s.entropy_coef, vf_coef=s.value_coef, max_grad_norm=s.max_grad_norm, device="cpu",
             policy_kwargs={"net_arch": [], "features_extractor_class": Features, "ortho_init": False},
             _init_setup_model=False,
         )  # fmt: skip
@@ -364,7 +336,7 @@ class StableBaselines3(Trainer):
         self.learner.set_logger(Logger(None, []))
 
     @torch.no_grad()
-    def prepare(self, batch: TensorDictBase) -> None:
+    def prepare(self, batch: Batch) -> None:
         super().prepare(batch)
         buffer, rows = self.learner.rollout_buffer, to_rows(self.policy, self.data)
         done, begins = self.data["next", "done"][..., 0].numpy(), torch.zeros(self.size[0]).numpy()
@@ -405,7 +377,7 @@ def flops_per_frame(policy: ActorCritic, steps: int) -> float:
     return EPOCHS * learning + sum(forward.values()) / steps  # values are asked for after the last step only
 
 
-def make_trainers(trainings: dict[str, Training], batches: dict[str, TensorDictBase], settings: PPOSettings) -> dict:
+def make_trainers(trainings: dict[str, Training], batches: dict[str, Batch], settings: PPOSettings) -> dict:
     """All that are installed, each with the batch it learns from."""
     trainers = {}
     for name, kind in {OURS: Ours, **PEERS, DEFAULT: Ours}.items():
@@ -413,7 +385,7 @@ def make_trainers(trainings: dict[str, Training], batches: dict[str, TensorDictB
             print(f"{name}: not measured, {kind.needs} is not installed (pip install -e '.[bench]')")
             continue
         encoder = "fast" if name == DEFAULT else "navrl"
-        trainers[name] = kind(trainings[encoder].policy, settings, batches[encoder]), batches[encoder]
+        trainers[name] = kind(trainings[encoder].ppo.policy, settings, batches[encoder]), batches[encoder]
     return trainers
 
 
@@ -440,30 +412,21 @@ def best_times(trainers: dict, trainings: dict[str, Training], rounds: int) -> d
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=5, help="the best of so many counts")
-    parser.add_argument("--drones", type=int, default=1024)
-    parser.add_argument("--steps", type=int, default=32, help="decisions of every drone in a batch")
-    args = parser.parse_args()
+    args = options(__doc__, rounds=5, drones=1024, steps=32)
     frames = args.drones * args.steps
     if frames % MINIBATCHES or min(frames, args.rounds) < 1:
-        parser.error(f"drones * steps must be a multiple of {MINIBATCHES}, rounds at least 1")
-    with initialize_config_dir(str(CFG), version_base=None):
-        sizes = [f"env.num_envs={args.drones}", f"algo.training_frame_num={args.steps}"]
-        cfg = compose("train", overrides=["device=cpu", *sizes])
-    torch.manual_seed(0)
+        fail(f"drones={args.drones}: drones * steps must be a multiple of {MINIBATCHES}, rounds at least 1")
+    sizes = ["device=cpu", f"env.num_envs={args.drones}", f"algo.training_frame_num={args.steps}"]
     Distribution.set_default_validate_args(False)  # as rsl_rl does, to the whole process: no checks for anyone
 
-    print(f"drawing {cfg.env.num_maps} maps, collecting {args.drones} × {args.steps} frames with each network ...")
-    static, moving = cfg.env.num_obstacles, cfg.env_dyn.num_obstacles
-    scene = generate_scene(cfg.seed, cfg.env.num_maps, static, moving, cfg.env.route, stream=TRAINING)
-    trainings = {encoder: Training(cfg, scene, encoder) for encoder in ("navrl", "fast")}
-    batches = {encoder: training.collect() for encoder, training in trainings.items()}
-    settings = replace(config.ppo_settings(cfg, "cpu"), epochs=EPOCHS, minibatches=MINIBATCHES)
+    print(f"drawing maps, collecting {args.drones} × {args.steps} frames with each network ...")
+    trainings = {name: make_training(*sizes, f"encoder={name}") for name in ("navrl", "fast")}
+    batches = {encoder: collect(training) for encoder, training in trainings.items()}
+    settings = replace(trainings["fast"].settings.ppo, epochs=EPOCHS, num_minibatches=MINIBATCHES)
     trainers = make_trainers(trainings, batches, settings)
     best = best_times(trainers, trainings, args.rounds)
     for training in trainings.values():
-        training.collector.shutdown()
+        training.batches.shutdown()
 
     rate = {name: frames / seconds for name, seconds in best.items()}
     peak = 2 * GEMM**3 / best["gemm"]
@@ -490,7 +453,7 @@ def main() -> None:
     print(f"  with the default network ours is {result['ratio_default_vs_navrl']:.1f} times as fast as NavRL's update")
     print(f"matrix products reach {peak / 1e9:.0f} GFLOP/s on {threads} threads; of that ours uses")
     print(f"  {100 * used[DEFAULT]:.0f} % with the default network, {100 * used[OURS]:.0f} % with NavRL's")
-    print(f"whole iterations, collecting and {cfg.algo.training_epoch_num} epochs:")
+    print(f"whole iterations, collecting and {trainings['fast'].settings.ppo.epochs} epochs:")
     for name, encoder in (("default network", "fast"), ("NavRL's network", "navrl")):
         print(f"  {name:22s} {rate[f'whole {encoder}']:8,.0f} frames/s")
     rounded = {key: None if value is None else float(f"{value:.4g}") for key, value in result.items()}

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import logging
 from dataclasses import asdict
+from typing import NamedTuple
 
 import torch
 from tensordict import TensorDictBase
 
+from navrl.collect.batches import Batches, make_batches
 from navrl.io.files import BadCheckpoint
 from navrl.ppo.networks import ActorCritic
 from navrl.ppo.policy_file import NAMED, load_policy, policy_path
@@ -18,7 +20,7 @@ from navrl.sim.scene import TRAINING, SceneSettings, generate_scene
 from navrl.sim.simulator import SimSettings
 from navrl.task.env import NavigationEnv, TaskSettings
 from navrl.task.evaluation import Policy, hover, random_walk, straight
-from navrl.train.settings import EvalSettings, TrainSettings
+from navrl.train.settings import EvalSettings, TrainSettings, compose_config, read_train
 
 log = logging.getLogger("navrl")
 
@@ -82,3 +84,24 @@ def network_policy(network: ActorCritic) -> Policy:
         return network.act(**observation)
 
     return act
+
+
+class Training(NamedTuple):
+    """What an iteration needs, without anything that is written or shown: for benchmarks and tests."""
+
+    settings: TrainSettings
+    env: NavigationEnv
+    ppo: PPO
+    batches: Batches
+
+    def iterate(self) -> dict[str, float]:
+        """Collect a batch and learn from it; returns the metrics."""
+        return self.ppo.update(next(self.batches))
+
+
+def make_training(*overrides: str) -> Training:
+    """Environment, learner and batches of cfg/train.yaml, with overrides as on the command line."""
+    settings = read_train(compose_config("train", overrides))
+    torch.manual_seed(settings.seed)
+    ppo, env = make_ppo(settings), make_env(settings.scene, settings.sim, settings.task)
+    return Training(settings, env, ppo, make_batches(env, ppo, settings.collect))
