@@ -3,19 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import pytest
 import torch
 
+from navrl.collect.batches import CollectSettings
+from navrl.ppo.networks import ActorCritic, NetworkSettings
+from navrl.ppo.ppo import PPO
 from navrl.sim.scene import Scene, generate_scene
 from navrl.sim.simulator import SimSettings
 from navrl.sim.warp_engine import WarpSimulator
 from navrl.task.env import NavigationEnv, TaskSettings
+from navrl.train.settings import compose_config, read_eval, read_train
+
+# Defaults are those of cfg/: a test says only what it changes.
+EVAL = read_eval(compose_config("eval", ["device=cpu"]))
+TRAIN = read_train(compose_config("train", ["device=cpu"]))
 
 EVERY_TERM = {
     "velocity": 1.0, "progress": 0.7, "alive": 0.5, "static_clearance": 0.9, "moving_clearance": 1.1,
     "smoothness": 0.1, "height": 8.0, "time": 0.3, "goal": 10.0, "collision": 5.0,
 }  # fmt: skip
+
+
+def sim_settings(num_envs: int, engine: str = "warp", **changes) -> SimSettings:
+    physics = "ovphysx" if engine == "isaac" else "none"
+    return replace(EVAL.sim, **({"num_envs": num_envs, "engine": engine, "physics": physics} | changes))
+
+
+def task_settings(**changes) -> TaskSettings:
+    return replace(EVAL.task, **({"reward": EVERY_TERM} | changes))
+
+
+def collect_settings(steps: int, **changes) -> CollectSettings:
+    return replace(TRAIN.collect, steps=steps, **changes)
+
+
+def make_learner(encoder: str = "fast", seed: int = 5, **changes) -> PPO:
+    """A learner that is the same every time; `changes` of cfg/train.yaml's settings."""
+    torch.manual_seed(0)
+    return PPO(ActorCritic(NetworkSettings(encoder)), replace(TRAIN.ppo, **changes), seed)
 
 
 @pytest.fixture(scope="session")
@@ -36,7 +64,7 @@ def make_sim() -> Callable[..., WarpSimulator]:
     made = []
 
     def make(scene: Scene, num_envs: int = 8, **settings) -> WarpSimulator:
-        made.append(WarpSimulator(scene, SimSettings(num_envs, **settings)))
+        made.append(WarpSimulator(scene, sim_settings(num_envs, **settings)))
         return made[-1]
 
     yield make
@@ -49,8 +77,7 @@ def make_env(make_sim) -> Callable[..., NavigationEnv]:
     """Build an environment on its own simulator; `task` holds task settings, the rest goes to the simulator."""
 
     def make(scene: Scene, num_envs: int = 64, task: dict | None = None, **settings) -> NavigationEnv:
-        task = {"reward": EVERY_TERM} | (task or {})
-        return NavigationEnv(make_sim(scene, num_envs, **settings), TaskSettings(**task))
+        return NavigationEnv(make_sim(scene, num_envs, **settings), task_settings(**(task or {})))
 
     return make
 

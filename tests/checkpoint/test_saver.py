@@ -12,6 +12,7 @@ import torch
 
 from navrl.checkpoint import saver as saver_module
 from navrl.checkpoint.saver import AsyncCheckpointSaver
+from navrl.io.files import load_checkpoint
 from navrl.io.snapshot import Live, Snapshot, tensors_of
 
 
@@ -54,7 +55,7 @@ def test_saves_the_state_at_the_time_of_the_call(saver, slow_disk, tmp_path) -> 
     state["n"], state["deep"][0]["x"] = 2, None
     slow_disk.set()
     assert saver.shutdown()
-    read = saver.load_checkpoint(tmp_path / "x.pt")
+    read = load_checkpoint(tmp_path / "x.pt")
     assert all(torch.equal(read["net"][name], value) for name, value in expected.items())
     assert torch.equal(read["optimizer"]["state"][0]["exp_avg"], moment)
     assert read["n"] == 1 and torch.equal(read["deep"][0]["x"][0], torch.arange(5))
@@ -70,7 +71,7 @@ def test_full_queue_keeps_the_newest_periodic_saves(saver, slow_disk, tmp_path, 
     slow_disk.set()
     assert saver.shutdown()
     assert sorted(path.name for path in tmp_path.iterdir()) == ["0.pt", "7.pt", "8.pt", "9.pt"]
-    assert int(saver.load_checkpoint(tmp_path / "9.pt")["k"]) == 9
+    assert int(load_checkpoint(tmp_path / "9.pt")["k"]) == 9
     with pytest.raises(RuntimeError, match="shut down"):
         saver.save_async({}, tmp_path / "late.pt")
 
@@ -115,7 +116,7 @@ def test_failures_are_counted_reported_once_and_survived(saver, tmp_path, caplog
 def test_vanished_directory_is_recreated_and_counted(saver, tmp_path) -> None:
     saver.save_async({"a": 1}, tmp_path / "gone" / "x.pt")
     assert saver.shutdown()
-    assert saver.load_checkpoint(tmp_path / "gone" / "x.pt") == {"a": 1} and saver.disk.failures == 1
+    assert load_checkpoint(tmp_path / "gone" / "x.pt") == {"a": 1} and saver.disk.failures == 1
 
 
 def test_stats(saver, tmp_path) -> None:

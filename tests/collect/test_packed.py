@@ -7,12 +7,12 @@ from collections.abc import Callable
 import pytest
 import torch
 
-from navrl.io.snapshot import tensors_of
+from conftest import collect_settings, make_learner
 from navrl.collect import packed
-from navrl.collect.batches import VERSION, PrefetchedBatches, SerialBatches
+from navrl.collect.batches import PrefetchedBatches, SerialBatches
 from navrl.collect.packed import PackedRows, Packer
-from navrl.ppo.networks import ActorCritic, FastEncoder, NavRLEncoder
-from navrl.ppo.ppo import PPO, HeldBatch, PPOSettings
+from navrl.io.snapshot import tensors_of
+from navrl.ppo.batch import VERSION
 
 DRONES, STEPS = 20, 12
 
@@ -32,30 +32,32 @@ def test_rows_come_back(columns: int | None, drones: int, steps: int, piece: int
 
 
 @pytest.fixture
-def make(make_env, scene) -> Callable[[type], tuple]:
+def make(make_env, scene) -> Callable[[str], tuple]:
     """An environment and a learner, the same every time; flights end, by time and otherwise, within a batch."""
 
-    def build(encoder: type) -> tuple:
-        torch.manual_seed(0)
-        ppo = PPO(ActorCritic(encoder((36, 4), 4.0), 2.0), PPOSettings(minibatches=5), seed=5)
+    def build(encoder: str) -> tuple:
+        ppo = make_learner(encoder, num_minibatches=5)
         return make_env(scene, DRONES, decimation=4, task={"max_episode_length": 60}), ppo
 
     return build
 
 
-@pytest.mark.parametrize("encoder", [FastEncoder, NavRLEncoder])
-@pytest.mark.parametrize("columns, pieces", [(None, 4), (144, 3), (144, 1)])
+@pytest.mark.parametrize("encoder", ["fast", "navrl"])
+@pytest.mark.parametrize("compress, pieces", [("all", 4), ("lidar", 3), ("lidar", 1)])
 @pytest.mark.parametrize("kind", [SerialBatches, PrefetchedBatches])
-def test_the_same_is_learned(make, monkeypatch, kind: type, encoder: type, columns: int | None, pieces: int) -> None:
-    monkeypatch.setattr(packed, "UNIT", 16)  # several blocks a piece, the last one smaller
+def test_the_same_is_learned(make, monkeypatch, kind: type, encoder: str, compress: str, pieces: int) -> None:
+    monkeypatch.setattr(packed, "UNIT", 16)  # several blocks per piece, the last one smaller
+    monkeypatch.setattr(packed, "PIECES", pieces)
     monkeypatch.setattr(PackedRows, "ahead", 2)
     (env, plain), (twin, ppo) = make(encoder), make(encoder)
-    one = kind(env, plain, DRONES * STEPS)
-    other = kind(twin, ppo, DRONES * STEPS, packer=Packer(ppo.policy.encoder.prepare, STEPS, columns, pieces))
+    pipelined = {"pipelined": kind is PrefetchedBatches, "return_same_td": kind is SerialBatches}
+    one = kind(env, plain, collect_settings(STEPS, **pipelined))
+    other = kind(twin, ppo, collect_settings(STEPS, compress=compress, **pipelined))
     ended = 0
     for _ in range(3):
         whole, held = next(one), next(other)
-        assert isinstance(held, HeldBatch) and torch.equal(held[VERSION], whole[VERSION])
+        assert isinstance(held.rows, PackedRows) and torch.equal(held[VERSION], whole[VERSION])
+        assert torch.equal(held.rows.tensor(), whole.rows.tensor())
         for key in (("next", "done"), ("next", "stats", "length"), "value"):
             assert torch.equal(held[key], whole[key])
         metrics = plain.update(whole), ppo.update(held)
@@ -71,9 +73,8 @@ def test_pieces_divide_the_steps() -> None:
 
 
 def test_a_batch_takes_less_memory(make) -> None:
-    env, ppo = make(FastEncoder)
-    whole = next(SerialBatches(env, ppo, DRONES * 64, return_same_td=False))
-    env, ppo = make(FastEncoder)
-    for columns, most in ((144, 0.35), (None, 0.3)):
-        packer = Packer(ppo.policy.encoder.prepare, 64, columns)
-        assert next(SerialBatches(env, ppo, DRONES * 64, packer=packer)).bytes() < most * whole.bytes()
+    env, ppo = make("fast")
+    whole = next(SerialBatches(env, ppo, collect_settings(64, return_same_td=False))).frames.bytes()
+    env, ppo = make("fast")
+    for compress, most in (("lidar", 0.35), ("all", 0.3)):
+        assert next(SerialBatches(env, ppo, collect_settings(64, compress=compress))).bytes() < most * whole

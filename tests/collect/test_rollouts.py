@@ -16,10 +16,10 @@ import pytest
 import torch
 from tensordict import TensorDictBase
 
-from navrl.collect.batches import VERSION, SerialBatches
+from conftest import collect_settings, make_learner
+from navrl.collect.batches import SerialBatches
 from navrl.collect.rollouts import DATA, INDEX, BadRollout, RolloutArchive, RolloutStorage
-from navrl.ppo.networks import ActorCritic, FastEncoder
-from navrl.ppo.ppo import PPO, PPOSettings
+from navrl.ppo.batch import VERSION
 
 DRONES, STEPS = 64, 12
 
@@ -27,11 +27,9 @@ DRONES, STEPS = 64, 12
 @pytest.fixture
 def batches(make_env, scene) -> list[TensorDictBase]:
     """Three real batches with flights that end within them."""
-    torch.manual_seed(0)
-    ppo = PPO(ActorCritic(FastEncoder((36, 4), 4.0), 2.0), PPOSettings(minibatches=2), seed=5)
     env = make_env(scene, DRONES, decimation=4, task={"max_episode_length": 60})
-    flown = SerialBatches(env, ppo, DRONES * STEPS, return_same_td=False)
-    return [next(flown) for _ in range(3)]
+    flown = SerialBatches(env, make_learner(), collect_settings(STEPS, return_same_td=False))
+    return [next(flown).frames for _ in range(3)]
 
 
 @pytest.fixture
@@ -78,14 +76,11 @@ def test_only_the_needed_blocks_are_read(archive, monkeypatch) -> None:
     assert len(taken) == 1 and taken[0] < storage.lines[0]["bytes"] / 2
 
 
-def test_frames_and_episodes_are_found(archive, batches) -> None:
+def test_episodes_are_found(archive, batches) -> None:
     storage = RolloutStorage(archive)
     assert storage.num_frames == 3 * DRONES * STEPS
-    for frame in (0, 7, DRONES * STEPS, storage.num_frames - 1):
-        rollout, drone, step = storage.locate(frame)
-        assert (rollout * DRONES + drone) * STEPS + step == frame
     with pytest.raises(IndexError):
-        storage.locate(storage.num_frames)
+        storage.find_episode(storage.num_episodes)
     expected = []
     for rollout, batch in enumerate(batches):
         for drone, done in enumerate(batch["next", "done"].squeeze(-1).tolist()):

@@ -43,7 +43,8 @@ def test_table_json_and_pictures(tmp_path) -> None:
 @pytest.mark.parametrize(
     "override, words",
     [
-        ("policy=nowhere.pt", "no such file"),
+        ("policy=nowhere.pt", "no such file, and not one of default, navrl, straight"),
+        ("drone.action_limit=fast", "must be a number"),
         ("policy=foreign.pt", "is not a checkpoint"),
         ("sensor.lidar_hres=7", "divide 360"),
         ("eval.episodes=0", "between 1"),

@@ -1,4 +1,4 @@
-"""Training, stopping, going on and evaluating on Isaac Lab, as a person does it. make test-isaac"""
+"""Training, stopping, resuming and evaluating on Isaac Lab, as a person does it. make test-isaac"""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ pytest.importorskip("isaaclab", reason="Isaac Lab is not installed: make test-is
 
 from test_train import ROOT, run, start
 
-from navrl.io.files import load_checkpoint
 from navrl.checkpoint.retention import states_of
+from navrl.io.files import load_checkpoint
 from navrl.monitor.metrics import read_rows
 
 ISAAC = ["sim=isaac", "logger=none"]
 
 
-def test_train_stop_go_on_evaluate(tmp_path) -> None:
+def test_train_stop_resume_evaluate(tmp_path) -> None:
     process = start(*ISAAC, "headless=True", "max_frame_num=10240", "eval_interval=0", cwd=tmp_path)  # 20 iterations
     while process.poll() is None and not list(tmp_path.glob("runs/*/*/metrics.csv")):
         time.sleep(0.02)
@@ -34,7 +34,7 @@ def test_train_stop_go_on_evaluate(tmp_path) -> None:
     assert done.returncode == 0 and f"iteration {stopped_at}" in done.stdout, done.stderr
     assert "begin new flights" not in done.stdout and "PhysX rounds attitudes" in done.stdout
     frames = [row["frames"] for row in read_rows(there / "metrics.csv") if "losses/entropy" in row]
-    assert frames == [512 * k for k in range(1, 21)], "the curve goes on"
+    assert frames == [512 * k for k in range(1, 21)], "the curve continues"
 
     flown = [
         "eval.scenarios=[crossing-20-8,borders-20-0]",

@@ -53,6 +53,6 @@ def test_recent_flights_forget() -> None:
 
     flights = RecentFlights(window=4)
     assert flights.means() == {}
-    flights.add({"success": np.zeros(4)})
-    flights.add({"success": np.ones(3)})
+    flights.extend({"success": np.zeros(4)})
+    flights.extend({"success": np.ones(3)})
     assert flights.means() == {"flights/success": 0.75}

@@ -6,13 +6,15 @@ import pytest
 import torch
 
 from navrl.ppo.lidar_convolution import _builds, lidar_convolution, supports
-from navrl.ppo.networks import NavRLEncoder
+from navrl.ppo.networks import NavRLEncoder, NetworkSettings
+
+NAVRL = NetworkSettings("navrl")
 
 
 @pytest.mark.parametrize("batch", [1, 16, 50, 2048])
 def test_values_and_gradients(batch: int) -> None:
     torch.manual_seed(batch)
-    encoder = NavRLEncoder()
+    encoder = NavRLEncoder(NAVRL)
     layers = encoder.convolutions
     assert supports(layers)
     wide = torch.randn(batch, 202) * 2.0  # rows of a larger matrix, as in training
@@ -21,7 +23,7 @@ def test_values_and_gradients(batch: int) -> None:
     parameters = [p for layer in layers for p in layer.parameters()]
     ours = lidar_convolution(images, layers)
     given = torch.autograd.grad((ours * weight).sum(), parameters)
-    plain = NavRLEncoder().double()
+    plain = NavRLEncoder(NAVRL).double()
     plain.load_state_dict(encoder.state_dict())
     expected = plain.lidar[:7](images.double().reshape(-1, 1, 36, 4))
     parameters = [p for layer in plain.convolutions for p in layer.parameters()]
@@ -33,7 +35,7 @@ def test_values_and_gradients(batch: int) -> None:
 
 def test_encoder_with_and_without_fused_convolutions() -> None:
     torch.manual_seed(0)
-    encoder = NavRLEncoder()
+    encoder = NavRLEncoder(NAVRL)
     rows = encoder.prepare(torch.randn(64, 8), 4 * torch.rand(64, 1, 36, 4), torch.randn(64, 1, 5, 10))
     fused = encoder(rows)
     encoder.fused = False
@@ -42,7 +44,7 @@ def test_encoder_with_and_without_fused_convolutions() -> None:
 
 def test_elu_over_its_whole_range() -> None:
     """A kernel with a single weight makes the convolution the identity on its first channel."""
-    encoder = NavRLEncoder()
+    encoder = NavRLEncoder(NAVRL)
     with torch.no_grad():
         for layer in encoder.convolutions:
             layer.weight.zero_()
@@ -58,9 +60,9 @@ def test_elu_over_its_whole_range() -> None:
 def test_first_use_under_no_grad() -> None:
     _builds.cache_clear()
     with torch.no_grad():
-        assert supports(NavRLEncoder().convolutions)
+        assert supports(NavRLEncoder(NAVRL).convolutions)
 
 
 def test_unsupported_layers() -> None:
-    assert not supports(NavRLEncoder().double().convolutions)
-    assert not supports(NavRLEncoder().convolutions[:2])
+    assert not supports(NavRLEncoder(NAVRL).double().convolutions)
+    assert not supports(NavRLEncoder(NAVRL).convolutions[:2])

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from navrl.ppo.navrl_format import to_navrl
-from navrl.ppo.networks import ActorCritic, NavRLEncoder, to_world
+from navrl.ppo.networks import ActorCritic, NetworkSettings, to_world
 from navrl.ppo.policy_file import load_policy
 from navrl.sim.scene import EVALUATION, generate_scene
 from navrl.task.evaluation import fly_all, summarize
@@ -84,7 +84,7 @@ def test_goal_frame_to_world() -> None:
 
 
 def test_published_policy_flies(make_env) -> None:
-    """96 crossings of 350 boxes: the full table (94 %) is in the README, this guards it."""
+    """96 crossings of 350 boxes: the full table (94 %) is in docs/evaluation.md, this guards it."""
     scene = generate_scene(7, 16, 350, 0, "crossing", starts_per_map=6, stream=EVALUATION)
     policy, _ = load_policy(PUBLISHED)
     result = summarize(
@@ -125,7 +125,7 @@ def test_code_in_a_file_is_never_run(tmp_path) -> None:
 
 
 def test_another_network_is_refused(tmp_path) -> None:
-    other = ActorCritic(NavRLEncoder())
+    other = ActorCritic(NetworkSettings("navrl"))
     torch.save(other.state_dict() | {"extra": torch.ones(1)}, tmp_path / "other.pt")
     with pytest.raises(ValueError, match="extra"):
         load_policy(tmp_path / "other.pt")

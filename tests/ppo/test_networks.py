@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from navrl.ppo.networks import ENCODERS, ActorCritic, FastEncoder, NavRLEncoder
+from navrl.ppo.networks import ENCODERS, ActorCritic, FastEncoder, NavRLEncoder, NetworkSettings
 
 
 def observation(batch: int = 6, obstacles: int = 5) -> dict[str, torch.Tensor]:
@@ -17,7 +17,7 @@ def observation(batch: int = 6, obstacles: int = 5) -> dict[str, torch.Tensor]:
 
 
 def test_order_of_obstacles_does_not_matter() -> None:
-    encoder, seen = FastEncoder(), observation()
+    encoder, seen = FastEncoder(NetworkSettings()), observation()
     shuffled = seen | {"dynamic_obstacle": seen["dynamic_obstacle"][:, :, torch.tensor([3, 1, 4, 0, 2])]}
     assert torch.allclose(encoder(encoder.prepare(**seen)), encoder(encoder.prepare(**shuffled)), atol=1e-5)
 
@@ -25,7 +25,7 @@ def test_order_of_obstacles_does_not_matter() -> None:
 def test_closest_approach() -> None:
     """An obstacle 2 m ahead that comes at 1 m/s against a drone flying 1 m/s meets it in a second, head on."""
     obstacle = torch.tensor([[[1.0, 0.0, 0.0, 2.0, 0.0, -1.0, 0.0, 0.0, 0.0, 0.0]]])
-    columns = FastEncoder()._obstacle_columns(obstacle, torch.tensor([[1.0, 0.0, 0.0]]))[0, 0]
+    columns = FastEncoder(NetworkSettings())._obstacle_columns(obstacle, torch.tensor([[1.0, 0.0, 0.0]]))[0, 0]
     there, x, y = columns[:3].tolist()
     assert (there, x, y) == (1.0, 0.5, 0.0)
     missed_by, when = columns[-2:]
@@ -33,13 +33,13 @@ def test_closest_approach() -> None:
 
 
 def test_absent_obstacles_say_nothing() -> None:
-    columns = FastEncoder()._obstacle_columns(torch.zeros(2, 5, 10), torch.randn(2, 3))
+    columns = FastEncoder(NetworkSettings())._obstacle_columns(torch.zeros(2, 5, 10), torch.randn(2, 3))
     assert not columns.any()
 
 
-@pytest.mark.parametrize("encoder", ENCODERS.values())
-def test_far_and_touching_are_finite(encoder) -> None:
-    policy = ActorCritic(encoder())
+@pytest.mark.parametrize("encoder", ENCODERS)
+def test_far_and_touching_are_finite(encoder: str) -> None:
+    policy = ActorCritic(NetworkSettings(encoder))
     for nearness in (0.0, 4.0):
         seen = observation() | {"lidar": torch.full((6, 1, 36, 4), nearness)}
         seen["state"][:, 3] = 0.0
@@ -48,6 +48,20 @@ def test_far_and_touching_are_finite(encoder) -> None:
 
 def test_other_beams() -> None:
     seen = observation() | {"lidar": torch.rand(6, 1, 72, 8)}
-    assert FastEncoder((72, 8), 10.0)(FastEncoder((72, 8), 10.0).prepare(**seen)).shape == (6, 256)
+    encoder = FastEncoder(NetworkSettings(beams=(72, 8), lidar_range=10.0))
+    assert encoder(encoder.prepare(**seen)).shape == (6, 256)
     with pytest.raises(ValueError, match="36 × 4"):
-        NavRLEncoder((72, 8))
+        NavRLEncoder(NetworkSettings(beams=(72, 8)))
+
+
+def test_collision_radius_and_field_size_reach_the_network() -> None:
+    """The disc to stay out of is the obstacle's radius and the drone's; distances are shares of half the field."""
+    obstacle = torch.tensor([[[1.0, 0.0, 0.0, 2.0, 0.0, -1.0, 0.0, 0.0, 3.0, 0.0]]])  # 1 m wide
+    at_rest = torch.zeros(1, 3)
+    for radius in (0.3, 0.5):
+        encoder = FastEncoder(NetworkSettings(collision_radius=radius))
+        assert encoder._obstacle_columns(obstacle, at_rest)[0, 0, 10].item() == pytest.approx(0.5 + radius)
+    seen = observation() | {"state": torch.tensor([[1.0, 0.0, 0.0, 12.0, 0.0, 0.0, 0.0, 0.0]] * 6)}
+    for half in (24.0, 48.0):
+        rows = FastEncoder(NetworkSettings(field_half=half)).prepare(**seen)
+        assert rows[0, 144 + 3].item() == pytest.approx(12.0 / half)

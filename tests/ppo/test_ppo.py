@@ -11,8 +11,11 @@ from tensordict import TensorDict
 from torch.distributions import Beta
 from torchrl.collectors import Collector
 
-from navrl.ppo.networks import ENCODERS, ActorCritic, FastEncoder
-from navrl.ppo.ppo import OBSERVATION, PPO, NotFinite, PPOSettings
+from conftest import make_learner
+from navrl.ppo.batch import Batch
+from navrl.ppo.networks import ENCODERS
+from navrl.ppo.ppo import PPO, NotFinite
+from navrl.schema import NETWORK_INPUTS
 
 DRONES, STEPS = 16, 8
 
@@ -20,21 +23,20 @@ DRONES, STEPS = 16, 8
 @pytest.fixture
 def make_ppo() -> Callable[..., PPO]:
     def make(encoder: str = "fast", **settings) -> PPO:
-        torch.manual_seed(0)
-        return PPO(ActorCritic(ENCODERS[encoder]()), PPOSettings(minibatches=4, **settings), seed=1)
+        return make_learner(encoder, seed=1, **({"num_minibatches": 4} | settings))
 
     return make
 
 
 @pytest.fixture
-def collect(make_env, scene) -> Callable[[PPO], TensorDict]:
+def collect(make_env, scene) -> Callable[..., TensorDict]:
     """A batch of real flights, among them some that crash and some whose time runs out."""
 
     def batch(ppo: PPO, batches: int = 4, **sim) -> TensorDict:
         # Short flights in a narrow band of heights: many end by themselves, many by the clock.
         task = {"max_episode_length": 40, "height_limits": (0.6, 2.4)}
         env = make_env(scene, DRONES, task=task, decimation=4, **sim)
-        collector = Collector(env, ppo, frames_per_batch=DRONES * STEPS, total_frames=-1, trust_policy=True,
+        collector = Collector(env, ppo.actor, frames_per_batch=DRONES * STEPS, total_frames=-1, trust_policy=True,
                               auto_register_policy_transforms=False)  # fmt: skip
         data = iter(collector)
         for _ in range(batches):
@@ -44,16 +46,20 @@ def collect(make_env, scene) -> Callable[[PPO], TensorDict]:
     return batch
 
 
+def prepared(ppo: PPO, frames: TensorDict) -> Batch:
+    return Batch.prepared(frames, ppo.policy.encoder.prepare)
+
+
 def test_collected_batch_knows_its_policy(make_ppo, collect) -> None:
     ppo = make_ppo()
     batch = collect(ppo)
     assert batch.batch_size == (DRONES, STEPS)
     seen = batch["agents", "observation"]
-    alpha, beta, value = ppo.policy(ppo.policy.encoder.prepare(*(seen[name].flatten(0, 1) for name in OBSERVATION)))
-    log_prob = Beta(alpha, beta).log_prob(batch["unit"].flatten(0, 1)).sum(-1)
+    alpha, beta, value = ppo.policy(ppo.policy.encoder.prepare(*(seen[name].flatten(0, 1) for name in NETWORK_INPUTS)))
+    log_prob = Beta(alpha, beta).log_prob(batch["raw_action"].flatten(0, 1)).sum(-1)
     assert torch.allclose(batch["log_prob"].view(-1), log_prob, atol=1e-4)
     assert torch.allclose(batch["value"].view(-1), ppo.value_norm.denormalize(value), atol=1e-5)
-    velocity = (2 * batch["unit"] - 1) * 2.0
+    velocity = (2 * batch["raw_action"] - 1) * 2.0
     ahead = seen["direction"].squeeze(-2)
     assert torch.allclose((batch["agents", "action"] * ahead).sum(-1), velocity[..., 0], atol=1e-5)
 
@@ -65,7 +71,7 @@ def plain_losses(ppo: PPO, batch: TensorDict) -> dict[str, torch.Tensor]:
     batch = batch.double()
 
     def values(observation: TensorDict) -> torch.Tensor:
-        rows = policy.encoder.prepare(*(observation[name].flatten(0, 1) for name in OBSERVATION))
+        rows = policy.encoder.prepare(*(observation[name].flatten(0, 1) for name in NETWORK_INPUTS))
         return norm.denormalize(policy(rows)[2]).view(batch.batch_size).detach()
 
     # Where one step follows another, the next value is the one stored with it; only ends are evaluated anew.
@@ -86,20 +92,20 @@ def plain_losses(ppo: PPO, batch: TensorDict) -> dict[str, torch.Tensor]:
     norm.update(returns)
 
     seen = batch["agents", "observation"]
-    rows = policy.encoder.prepare(*(seen[name].flatten(0, 1) for name in OBSERVATION))
+    rows = policy.encoder.prepare(*(seen[name].flatten(0, 1) for name in NETWORK_INPUTS))
     alpha, beta, predicted = policy(rows)
     known = Beta(alpha, beta)
-    ratio = (known.log_prob(batch["unit"].flatten(0, 1)).sum(-1) - batch["log_prob"].flatten()).exp()
+    ratio = (known.log_prob(batch["raw_action"].flatten(0, 1)).sum(-1) - batch["log_prob"].flatten()).exp()
     a = advantage.flatten()
     a = (a - a.mean()) / (a.std() + 1e-8)
-    policy_loss = -torch.minimum(ratio * a, ratio.clamp(1 - s.clip, 1 + s.clip) * a).mean()
+    policy_loss = -torch.minimum(ratio * a, ratio.clamp(1 - s.clip_ratio, 1 + s.clip_ratio) * a).mean()
     old, target = norm.normalize(value).flatten(), norm.normalize(returns).flatten()
     clipped = old + (predicted - old).clamp(-s.value_clip, s.value_clip)
     value_loss = torch.maximum((predicted - target) ** 2, (clipped - target) ** 2).mean()
     entropy = known.entropy().sum(-1).mean()
-    loss = policy_loss + s.value_weight * value_loss - s.entropy_weight * entropy
+    loss = policy_loss + s.value_coef * value_loss - s.entropy_coef * entropy
     gradient = torch.autograd.grad(loss, list(policy.parameters()))
-    return {"policy": policy_loss, "value": value_loss, "entropy": entropy, "gradient": gradient}
+    return {"surrogate": policy_loss, "value": value_loss, "entropy": entropy, "gradient": gradient}
 
 
 @pytest.mark.parametrize("encoder", list(ENCODERS))
@@ -112,13 +118,13 @@ def test_losses_and_gradients(make_ppo, collect, encoder: str) -> None:
             parameter += 0.02 * torch.randn_like(parameter)
     batch["value"] += 0.3 * torch.randn(batch.batch_size)
     expected = plain_losses(ppo, batch)
-    held, columns, _ = ppo.lay_out(batch)
-    rows = held.rows
-    parts = ppo._losses(rows, columns)
+    held = prepared(ppo, batch)
+    targets, _ = ppo.compute_targets(held)
+    parts = ppo._losses(held.rows.tensor(), targets)
     s = ppo.settings
-    loss = parts["policy"] + s.value_weight * parts["value"] - s.entropy_weight * parts["entropy"]
+    loss = parts["surrogate"] + s.value_coef * parts["value"] - s.entropy_coef * parts["entropy"]
     gradient = torch.autograd.grad(loss, list(ppo.policy.parameters()))
-    for name in ("policy", "value", "entropy"):
+    for name in ("surrogate", "value", "entropy"):
         assert torch.isclose(parts[name].double(), expected[name], rtol=1e-4, atol=1e-5), name
     for (name, _), ours, theirs in zip(ppo.policy.named_parameters(), gradient, expected["gradient"], strict=True):
         scale = theirs.abs().max().clamp(min=1e-3)
@@ -130,10 +136,10 @@ def test_same_seed_same_weights_whatever_the_threads(make_ppo, make_env, scene) 
         ppo = make_ppo()
         env = make_env(scene, 64, decimation=4, threads=threads)
         assert len(env._after_step) == threads, "drones are shared out over the threads"
-        collector = Collector(env, ppo, frames_per_batch=64 * STEPS, total_frames=64 * STEPS * 5,
+        collector = Collector(env, ppo.actor, frames_per_batch=64 * STEPS, total_frames=64 * STEPS * 5,
                               trust_policy=True, auto_register_policy_transforms=False)  # fmt: skip
         for batch in collector:
-            ppo.update(batch)
+            ppo.update(prepared(ppo, batch))
         return ppo.policy.state_dict()
 
     one, again, two = train(1), train(1), train(2)
@@ -143,7 +149,7 @@ def test_same_seed_same_weights_whatever_the_threads(make_ppo, make_env, scene) 
 
 def test_state_goes_on_to_the_bit(make_ppo, collect) -> None:
     ppo = make_ppo()
-    batch = collect(ppo)
+    batch = prepared(ppo, collect(ppo))
     ppo.update(batch)
     saved = copy.deepcopy(ppo.state())
     ppo.update(batch)
@@ -152,20 +158,20 @@ def test_state_goes_on_to_the_bit(make_ppo, collect) -> None:
     other.update(batch)
     for name, value in ppo.policy.state_dict().items():
         assert torch.equal(value, other.policy.state_dict()[name])
-    assert ppo.rate_scale == other.rate_scale
+    assert ppo.lr_scale == other.lr_scale
 
 
 def test_bfloat16_products_learn_nearly_the_same(make_ppo, collect) -> None:
     plain, mixed = make_ppo(), make_ppo(amp=True)
-    batch = collect(plain)
+    batch = prepared(plain, collect(plain))
     a, b = plain.update(batch), mixed.update(batch)
     for name in ("losses/policy_loss", "losses/value_loss", "losses/entropy"):
         assert a[name] == pytest.approx(b[name], abs=0.05), name
 
 
 def test_rates(make_ppo, collect) -> None:
-    ppo = make_ppo(learning_rates=(1e-3, 2e-3, 3e-3), schedule="constant", anneal=0.5)
-    batch = collect(ppo)
+    ppo = make_ppo(encoder_lr=1e-3, actor_lr=2e-3, critic_lr=3e-3, schedule="constant", anneal=0.5)
+    batch = prepared(ppo, collect(ppo))
     for progress, left in ((0.0, 1.0), (0.5, 1.0), (0.75, 0.5)):
         ppo.update(batch, progress)
         rates = [group["lr"] for group in ppo.optimizer.param_groups]
@@ -173,7 +179,7 @@ def test_rates(make_ppo, collect) -> None:
     steered = make_ppo(target_kl=1e-6)
     steered.update(batch)
     steered.update(batch)
-    assert steered.rate_scale < 1.0, "the policy moved further than asked for"
+    assert steered.lr_scale < 1.0, "the policy moved further than asked for"
 
 
 @pytest.mark.parametrize(
@@ -185,20 +191,21 @@ def test_nan_in_a_batch_is_named(make_ppo, collect, key: tuple[str, ...]) -> Non
     batch = collect(ppo, batches=1)
     batch[key].view(-1)[5] = torch.nan
     before = copy.deepcopy(ppo.state())
-    with pytest.raises(NotFinite, match="/".join(key)):
-        ppo.update(batch)
+    with pytest.raises(NotFinite, match="/".join(key)) as error:
+        ppo.update(held := prepared(ppo, batch))
+    assert error.value.data is held
     assert torch.equal(before["policy"]["critic.weight"], ppo.policy.critic.weight)
 
 
 def test_nan_in_the_learner_is_named_and_can_be_replayed(make_ppo, collect) -> None:
     ppo = make_ppo()
     batch = collect(ppo, batches=1)
-    ppo.update(batch)  # so that Adam has something to lose
+    ppo.update(prepared(ppo, batch))  # so that Adam has something to lose
     batch["log_prob"][7, 3] -= 200.0  # a ratio of e^200 is infinite; it is met in some minibatch, not in the first
     before = copy.deepcopy(ppo.state())
     for _ in range(2):
         with pytest.raises(NotFinite, match=r"losses/|gradient of"):
-            ppo.update(batch)
+            ppo.update(prepared(ppo, batch))
         after = ppo.state()
         for name, value in before["policy"].items():
             assert torch.equal(value, after["policy"][name]), "everything is as before the update"
@@ -211,7 +218,7 @@ def test_nan_seen_while_acting_is_named(make_ppo, make_env, scene) -> None:
     data = make_env(scene, DRONES).reset()
     data["agents", "observation", "state"][3, 2] = torch.nan
     with pytest.raises(NotFinite, match="agents/observation/state") as error:
-        ppo(data)
+        ppo.actor(data)
     assert error.value.data is data
 
 
@@ -227,11 +234,10 @@ def test_solves_an_empty_field(make_env) -> None:
     reward = {"progress": 0.1, "goal": 1.0, "collision": 1.0, "time": 0.03}
     task = {"reward": reward, "max_episode_length": 500}
     env = make_env(Scene(**fields), 256, task=task, decimation=4)
-    torch.manual_seed(0)
-    ppo = PPO(ActorCritic(FastEncoder()), PPOSettings(minibatches=8))
-    collector = Collector(env, ppo, frames_per_batch=256 * 32, total_frames=256 * 32 * 40, trust_policy=True,
+    ppo = make_learner(seed=0, num_minibatches=8)
+    collector = Collector(env, ppo.actor, frames_per_batch=256 * 32, total_frames=256 * 32 * 40, trust_policy=True,
                           auto_register_policy_transforms=False)  # fmt: skip
     for batch in collector:
-        ppo.update(batch)
+        ppo.update(prepared(ppo, batch))
     check = make_env(Scene(**fields), 256, task=task | {"starts_in_order": True}, decimation=4)
-    assert summarize(fly_all(check, lambda seen: ppo.averaged.act(**seen)))["success"] == 1.0
+    assert summarize(fly_all(check, lambda seen: ppo.ema_policy.act(**seen)))["success"] == 1.0

@@ -14,12 +14,12 @@ import torch
 
 pytest.importorskip("isaaclab", reason="Isaac Lab is not installed: make test-isaac")
 
+from conftest import EVAL, sim_settings
 from navrl.sim.engine import make_simulator
 from navrl.sim.isaac_check import IsaacMissing, check_isaac
 from navrl.sim.isaac_engine import IsaacSimulator
 from navrl.sim.lidar import LidarSpec
 from navrl.sim.scene import Scene, generate_scene
-from navrl.sim.simulator import SimSettings
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "scripts"))
 import parity
@@ -35,8 +35,8 @@ def isaac() -> Iterator[list[IsaacSimulator]]:
 
 
 def pair(isaac: list, scene: Scene, n: int, **settings) -> tuple:
-    warp = make_simulator(scene, SimSettings(n, **settings))
-    isaac.append(make_simulator(scene, SimSettings(n, engine="isaac", **settings)))
+    warp = make_simulator(scene, sim_settings(n, **settings))
+    isaac.append(make_simulator(scene, sim_settings(n, "isaac", **settings)))
     return warp, isaac[-1]
 
 
@@ -62,7 +62,7 @@ def test_parity_with_newton(tmp_path) -> None:
     assert (tmp_path / "runs/parity.png").stat().st_size > 10_000
 
 
-@pytest.mark.parametrize("spec", [LidarSpec(), LidarSpec(range=10.0, vfov=(-30.0, 30.0), vbeams=5, hres=20.0)])
+@pytest.mark.parametrize("spec", [EVAL.sim.lidar, LidarSpec(range=10.0, vfov=(-30.0, 30.0), vbeams=5, hres=20.0)])
 def test_raycaster_matches_warp_lidar(isaac, spec: LidarSpec) -> None:
     """Any yaw, any map, more than ten drones (whose sensors are numbered in a different order)."""
     scene = generate_scene(5, 9, 350, 0)
@@ -108,9 +108,9 @@ def test_descending_drone_stops_at_the_ground(isaac) -> None:
 def test_one_world_per_process(isaac, scene) -> None:
     pair(isaac, scene, 2)
     with pytest.raises(RuntimeError, match="close the previous one"):
-        make_simulator(scene, SimSettings(2, engine="isaac"))
+        make_simulator(scene, sim_settings(2, "isaac"))
     isaac.pop().close()
-    isaac.append(make_simulator(scene, SimSettings(3, engine="isaac")))
+    isaac.append(make_simulator(scene, sim_settings(3, "isaac")))
     isaac[-1].step(torch.zeros(3, 3))
 
 

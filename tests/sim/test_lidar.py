@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from conftest import place
+from conftest import EVAL, place
 from navrl.sim.lidar import LidarSpec
 from navrl.sim.scene import GROUND_HALF, Scene, generate_scene
 
@@ -69,7 +69,7 @@ def test_a_million_rays_at_random_poses(make_sim) -> None:
     rng = np.random.default_rng(0)
     n = 7000  # × 144 beams
     position = np.column_stack([rng.uniform(-25, 25, (n, 2)), rng.uniform(0.02, 6.5, n)])
-    compare(make_sim, scene, LidarSpec(), position, rng.uniform(-10, 10, n))
+    compare(make_sim, scene, EVAL.sim.lidar, position, rng.uniform(-10, 10, n))
 
 
 def test_gaps_tops_edges_and_insides(make_sim) -> None:
@@ -83,7 +83,7 @@ def test_gaps_tops_edges_and_insides(make_sim) -> None:
     inside = np.column_stack([centre, box[:, 4] * rng.uniform(0.1, 0.9, 600)])
     edge = np.column_stack([rng.uniform(19.5, 26, 600), rng.uniform(-26, 26, 600), rng.uniform(0.05, 3, 600)])
     position = np.concatenate([beside, on_top, inside, edge])
-    compare(make_sim, scene, LidarSpec(), position, rng.uniform(-4, 4, len(position)))
+    compare(make_sim, scene, EVAL.sim.lidar, position, rng.uniform(-4, 4, len(position)))
     sim = make_sim(scene, 600)
     place(sim, torch.tensor(inside))
     assert (sim.lidar == 0).all()
@@ -94,7 +94,7 @@ def test_beams_along_the_axes_and_through_corners(make_sim) -> None:
     scene = generate_scene(13, 1)
     box = scene.boxes[:200].astype(float)
     position = np.column_stack([(box[:, 0] + box[:, 2]) / 2, (box[:, 1] + box[:, 3]) / 2 + 1.53, np.full(200, 0.8)])
-    compare(make_sim, scene, LidarSpec(), position, np.zeros(200))
+    compare(make_sim, scene, EVAL.sim.lidar, position, np.zeros(200))
 
 
 @pytest.mark.parametrize(

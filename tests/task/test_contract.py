@@ -14,13 +14,13 @@ import torch
 from tensordict import TensorDict
 from torchrl.envs.utils import check_env_specs
 
-from conftest import EVERY_TERM
+from conftest import sim_settings, task_settings
 from navrl.io.snapshot import tensors_of
+from navrl.schema import OUTCOMES
 from navrl.sim.engine import make_simulator
 from navrl.sim.scene import Scene, generate_scene
-from navrl.sim.simulator import SimSettings, Simulator
-from navrl.task.env import NavigationEnv, TaskSettings
-from navrl.task.kernels import OUTCOMES
+from navrl.sim.simulator import Simulator
+from navrl.task.env import NavigationEnv
 
 MISSING = pytest.mark.skipif(find_spec("isaaclab") is None, reason="Isaac Lab is not installed: make test-isaac")
 
@@ -33,8 +33,8 @@ def build(request) -> Iterator[Callable[..., NavigationEnv]]:
     def make(scene: Scene, num_envs: int, task: dict | None = None, **settings) -> NavigationEnv:
         while made:
             made.pop().close()
-        sim = make_simulator(scene, SimSettings(num_envs, engine=request.param, **settings))
-        made.append(NavigationEnv(sim, TaskSettings(**({"reward": EVERY_TERM} | (task or {})))))
+        sim = make_simulator(scene, sim_settings(num_envs, request.param, **settings))
+        made.append(NavigationEnv(sim, task_settings(**(task or {}))))
         return made[-1]
 
     yield make
@@ -195,3 +195,5 @@ def test_closing_twice_is_harmless(build, scene) -> None:
     env = build(scene, 4)
     env.simulator.close()
     env.simulator.close()
+    again = build(scene, 4)  # and the next world can be built and flown
+    assert torch.isfinite(fly(again, noise(3, 4))[-1]["agents", "reward"]).all()

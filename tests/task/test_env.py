@@ -16,9 +16,9 @@ from torchrl.envs.utils import check_env_specs
 
 from conftest import EVERY_TERM
 from navrl.io.snapshot import tensors_of
+from navrl.schema import OUTCOMES, STATS, TERMS
 from navrl.sim.scene import Scene, generate_scene
 from navrl.task.env import NavigationEnv
-from navrl.task.kernels import OUTCOMES, STATS, TERMS
 
 
 def chase(data: TensorDict, noise: float = 0.0, generator: torch.Generator | None = None) -> torch.Tensor:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from navrl.schema import OUTCOMES
 from navrl.sim.scene import generate_scene
 from navrl.task.evaluation import (
     Scenario,
@@ -16,7 +17,6 @@ from navrl.task.evaluation import (
     summarize,
     wilson_interval,
 )
-from navrl.task.kernels import OUTCOMES
 
 
 @pytest.mark.parametrize("text", ["crossing-350-80", "borders-0-0", "crossing-3-800"])

@@ -1,4 +1,4 @@
-"""What a run is gone on with from, and what is said about it."""
+"""Which run is resumed, and what is said about it."""
 
 from __future__ import annotations
 
@@ -15,13 +15,14 @@ from hydra import compose, initialize_config_dir
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from navrl import resume
 from navrl.io.files import load_checkpoint, write_checkpoint
-from navrl.config import ConfigError
 from navrl.ppo.policy_file import TRAINING_STATE, load_policy
+from navrl.settings import ConfigError
+from navrl.train import resume
+from navrl.train.resume import PARTS
+from navrl.train.settings import CONFIG
 
-ROOT = Path(__file__).parents[1]
-CFG = str(ROOT / "cfg")
+ROOT = Path(__file__).parents[2]
 NAVRL = ROOT / "third_party/navrl/navrl_checkpoint.pt"
 
 
@@ -35,9 +36,9 @@ def find(tmp_path) -> Callable[..., resume.Resumed | None]:
         OmegaConf.set_readonly(cfg.hydra, False)
         cfg.hydra.runtime.output_dir = str(fresh)
         HydraConfig.instance().set_config(cfg)
-        return resume.find(cfg)
+        return resume.find(compose("train", list(overrides)))
 
-    with initialize_config_dir(CFG, version_base=None):
+    with initialize_config_dir(str(CONFIG), version_base=None):
         yield call
     HydraConfig.instance().cfg = None
 
@@ -47,7 +48,7 @@ def run(tmp_path, find) -> Path:
     """A run with two states, begun with seed=4."""
     described = OmegaConf.to_yaml(compose("train", ["seed=4", "reward=navrl"]))
     for iteration in (3, 7):
-        state = {name: {} for name, kind in resume.HELD.items() if kind is dict} | {
+        state = {name: {} for name, kind in PARTS.items() if kind is dict} | {
             "format": TRAINING_STATE, "iteration": iteration, "frames": 100 * iteration, "config": described,
             "overrides": ["seed=4", "reward=navrl"], "machine": resume.machine_now(),
         }  # fmt: skip
@@ -56,15 +57,13 @@ def run(tmp_path, find) -> Path:
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("part", resume.HELD)
+@pytest.mark.parametrize("part", PARTS)
 def test_a_state_that_was_made_up(find, run, part: str) -> None:
     path = run / "checkpoints/state-00000007.pt"
     good = load_checkpoint(path)
-    for wrong in ({}, {part: object}, {part: ["something else"] if resume.HELD[part] is not list else "else"}):
-        state = {key: value for key, value in good.items() if key != part} | {
-            k: v for k, v in wrong.items() if v is not object
-        }
-        write_checkpoint(path, state, 0)
+    another_kind = "else" if PARTS[part] is list else ["something else"]
+    for wrong in ({key: value for key, value in good.items() if key != part}, good | {part: another_kind}):
+        write_checkpoint(path, wrong, 0)
         with pytest.raises(ConfigError, match=f"no proper {part}") as caught:
             find(f"resume={path}")
         assert "\n" not in str(caught.value)
@@ -103,7 +102,7 @@ def test_a_file_that_is_not_the_last_begins_a_branch(find, run, tmp_path) -> Non
     assert find(f"resume={run}/checkpoints").state["iteration"] == 7, "the folder of a run is the run"
 
 
-def test_changes_are_told_and_weighed(find, run, caplog) -> None:
+def test_changes_are_reported(find, run, caplog) -> None:
     changes = ["save_interval=7", "algo.gamma=0.97", "env.num_envs=32", "max_frame_num=5e7", "reward=progress"]
     with caplog.at_level(logging.INFO):
         resumed = find(f"resume={run}", *changes)
@@ -122,7 +121,7 @@ def test_changes_are_told_and_weighed(find, run, caplog) -> None:
     assert told["the drones begin new flights"].endswith("env.num_envs changed")
 
 
-def test_another_machine_is_told(find, run, caplog) -> None:
+def test_another_machine_is_reported(find, run, caplog) -> None:
     state = resume.newest_state(run)[1]
     state["machine"]["torch threads"] = 99
     write_checkpoint(run / "checkpoints/state-00000007.pt", state, 0)
@@ -135,7 +134,7 @@ class Bomb:
         return os.system, ("true",)
 
 
-def test_what_cannot_be_gone_on_with_costs_one_line(find, run, tmp_path, monkeypatch) -> None:
+def test_what_cannot_be_resumed_costs_one_line(find, run, tmp_path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     Path("empty.pt").touch()
     Path("loop.pt").symlink_to("loop.pt")
@@ -158,7 +157,7 @@ def test_what_cannot_be_gone_on_with_costs_one_line(find, run, tmp_path, monkeyp
         assert words in str(caught.value) and "\n" not in str(caught.value)
 
 
-def test_random_streams_go_on() -> None:
+def test_random_streams_are_restored() -> None:
     def draw() -> tuple:
         return torch.rand(3).tolist(), random.random(), random.gauss(0, 1), np.random.rand(), np.random.randn()
 

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-from navrl.io.files import DiskGuard, Written, load_checkpoint, write_checkpoint
+from navrl.io.files import DiskGuard, Written, write_checkpoint
 from navrl.io.snapshot import Snapshot
 
 log = logging.getLogger("navrl")
@@ -105,8 +105,6 @@ class AsyncCheckpointSaver:
             queued = len(self._queue) + (self._writing is not None)
             ratio = self._packed[0] / self._packed[1] if self._packed[1] else 1.0  # of compressed saves only
             return {**self._stats, "queued": queued, "ratio": ratio}
-
-    load_checkpoint = staticmethod(load_checkpoint)
 
     # --- internals ----------------------------------------------------------------------------------------------
 

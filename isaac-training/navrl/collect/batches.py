@@ -78,7 +78,15 @@ class _Source:
 
     def carry(self, frames: TensorDictBase) -> Batch:
         """Frames to the learner's device, as the network's input."""
-        return Batch.prepared(to_device(frames, self.ppo.device), self.ppo.policy.encoder.prepare)
+        return Batch.prepared(self._to_learner(frames), self.ppo.policy.encoder.prepare)
+
+    def _to_learner(self, frames: TensorDictBase) -> TensorDictBase:
+        """To CUDA they go through pinned memory without waiting: what computes with them comes later in the stream."""
+        if self.env.device == self.ppo.device:
+            return frames
+        if self.ppo.device.type == "cuda" and self.env.device.type == "cpu":
+            return frames.pin_memory().to(self.ppo.device, non_blocking=True)
+        return frames.to(self.ppo.device)
 
     def _collect(self, version: int) -> Batch:
         """Fly a batch with the actor's weights, which have seen `version` updates."""
@@ -86,8 +94,7 @@ class _Source:
             batch = self.carry(next(self._frames))
         else:  # what is packed stays in host memory
             packed = self._packer.gather(self._frames)
-            device = self.ppo.device
-            batch = Batch(to_device(packed.frames, device), packed.rows, packed.last_rows.to(device))
+            batch = Batch(self._to_learner(packed.frames), packed.rows, packed.last_rows.to(self.ppo.device))
         batch.frames[VERSION] = torch.tensor(version).expand(batch.frames.batch_size)  # takes no memory
         return batch
 
@@ -203,13 +210,3 @@ def make_collector(env: NavigationEnv, actor: Actor, frames: int, return_same_td
         track_traj_ids=False,
         auto_register_policy_transforms=False,
     )
-
-
-def to_device(frames: TensorDictBase, device: torch.device) -> TensorDictBase:
-    """`frames` on `device`. To CUDA they go through pinned memory, and nobody waits: whoever computes with them there
-    comes later in the stream."""
-    if frames.device == device or (frames.device is None and device.type == "cpu"):
-        return frames
-    if device.type == "cuda" and (frames.device is None or frames.device.type == "cpu"):
-        return frames.pin_memory().to(device, non_blocking=True)
-    return frames.to(device)

@@ -21,6 +21,7 @@ from navrl.schema import STATS
 
 UNIT = 256  # frames a block aims at
 THREADS = 2
+PIECES = 8  # a batch is flown in so many pieces at most
 KEPT = (
     "value", "log_prob", "raw_action", ("next", "agents", "reward"), ("next", "done"), ("next", "terminated"),
     *(("next", "stats", name) for name in STATS),
@@ -99,10 +100,10 @@ class PackedRows:
 class Packer:
     """Gathers the pieces of a batch from a collector into one that is kept compressed."""
 
-    def __init__(self, prepare: Callable[..., Tensor], steps: int, columns: int | None, pieces: int = 8) -> None:
+    def __init__(self, prepare: Callable[..., Tensor], steps: int, columns: int | None) -> None:
         """`prepare` turns observations into network input; its first `columns` are compressed (None: all)."""
         self.prepare, self.steps, self.columns = prepare, steps, columns
-        self.pieces = max(p for p in range(1, min(pieces, steps) + 1) if steps % p == 0)
+        self.pieces = max(p for p in range(1, min(PIECES, steps) + 1) if steps % p == 0)
 
     def gather(self, batches: Iterator[TensorDictBase]) -> Batch:
         """The next `pieces` pieces (N, steps / pieces) as one batch (N, steps)."""

@@ -231,8 +231,10 @@ def read_index(folder: Path) -> list[dict]:
             lines.append(line)
         except (ValueError, KeyError, AttributeError, TypeError):
             bad = bad or bool(row.strip())
-    if bad:
-        found = _scan(folder)
+    known = max((line["offset"] + line["bytes"] for line in lines), default=0)
+    data = folder / DATA
+    if bad or (data.exists() and data.stat().st_size > known):  # the index may be short without being damaged
+        found = _scan(folder, 0 if bad else known)
         whole = {line["offset"]: line for line in found + lines}
         if len(whole) > len(lines):  # else a crash truncated a line whose rollout was never completed
             log.warning("%s: %d rollouts were missing in %s and were recovered", folder, len(whole) - len(lines), INDEX)
@@ -249,9 +251,9 @@ def write_index(folder: Path, lines: list[dict]) -> None:
     os.truncate(folder / DATA, end)
 
 
-def _scan(folder: Path) -> list[dict]:
-    """Find the complete records of data.bin by their magic bytes and checksums."""
-    out, place = [], 0
+def _scan(folder: Path, place: int) -> list[dict]:
+    """Find the complete records of data.bin from `place` on, by their magic bytes and checksums."""
+    out = []
     if not (folder / DATA).exists() or not (folder / DATA).stat().st_size:
         return out
     with (folder / DATA).open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as data:
@@ -297,28 +299,16 @@ class RolloutStorage:
         return self.read(rollout)
 
     @cached_property
-    def _frames(self) -> np.ndarray:
-        return np.cumsum([0, *(line["drones"] * line["steps"] for line in self.lines)])
-
-    @cached_property
     def _episodes(self) -> np.ndarray:
         return np.cumsum([0, *(line["episodes"] for line in self.lines)])
 
     @property
     def num_frames(self) -> int:
-        return int(self._frames[-1])
+        return sum(line["drones"] * line["steps"] for line in self.lines)
 
     @property
     def num_episodes(self) -> int:
         return int(self._episodes[-1])
-
-    def locate(self, frame: int) -> tuple[int, int, int]:
-        """Return rollout, drone and step of a frame, numbered across the whole archive."""
-        if not 0 <= frame < self.num_frames:
-            raise IndexError(f"frame {frame} of {self.num_frames}")
-        rollout = int(np.searchsorted(self._frames, frame, side="right")) - 1
-        drone, step = divmod(frame - int(self._frames[rollout]), self.lines[rollout]["steps"])
-        return rollout, drone, step
 
     def find_episode(self, episode: int) -> tuple[int, int, int, int]:
         """Return rollout, drone, first step and length of an episode, or of the part of it in one rollout."""
