@@ -38,7 +38,9 @@ def test_importing_is_quick_and_typed() -> None:
 
 
 def test_overrides_are_those_of_the_command_line() -> None:
-    env = navrl.make_env("env.num_envs=4", "env.num_maps=1", "env.num_obstacles=0", "sensor.lidar_hres=20", "device=cpu")
+    env = navrl.make_env(
+        "env.num_envs=4", "env.num_maps=1", "env.num_obstacles=0", "sensor.lidar_hres=20", "device=cpu"
+    )
     assert env.reset()["agents", "observation", "lidar"].shape == (4, 1, 18, 4)
     with pytest.raises(ConfigError, match=r"^env.num_envs=0: "):
         navrl.make_env("env.num_envs=0")

@@ -30,7 +30,7 @@ def test_commands_and_version(tmp_path) -> None:
 @pytest.mark.parametrize("command", COMMANDS)
 def test_every_command_explains_itself_and_its_script_is_the_same(tmp_path, command: str) -> None:
     help_text = call(command, "--help", cwd=tmp_path)
-    assert help_text.returncode == 0 and len(help_text.stdout) > 200 and not help_text.stderr
+    assert help_text.returncode == 0 and len(help_text.stdout) > 150 and not help_text.stderr
     script = [sys.executable, str(ROOT / f"scripts/{command}.py"), "--help"]
     assert subprocess.run(script, cwd=tmp_path, capture_output=True, text=True).stdout == help_text.stdout
     wrong = call(command, "no_such_key=1", cwd=tmp_path)
@@ -40,7 +40,9 @@ def test_every_command_explains_itself_and_its_script_is_the_same(tmp_path, comm
 
 def parse(monkeypatch, *words: str, **defaults):
     monkeypatch.setattr(sys, "argv", ["navrl test", *words])
-    return options("About.", "run", **({"run": None, "draw": -1, "drones": [0], "speed": 1.0, "quick": False} | defaults))
+    return options(
+        "About.", "run", **({"run": None, "draw": -1, "drones": [0], "speed": 1.0, "quick": False} | defaults)
+    )
 
 
 def test_both_spellings(monkeypatch) -> None:

@@ -16,8 +16,6 @@ from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from numbers import Real
 from typing import Any, TypeVar
 
-import torch
-
 log = logging.getLogger("navrl")
 
 T = TypeVar("T")
@@ -139,6 +137,8 @@ def _find(config: Any, key: str) -> Any:
 
 def device(value: Any, key: str) -> str:
     """Parse a device, with `auto` resolved; logs which one it is and why."""
+    import torch  # here, because the command line needs ConfigError before anything slow
+
     wanted, available = str(value), torch.cuda.is_available()
     if wanted == "auto":
         wanted = "cuda:0" if available else "cpu"

@@ -145,7 +145,10 @@ def test_ctrl_c_leaves_a_policy_curves_and_a_picture(tmp_path, modes: list[str])
     assert "stopped after" in out and "Traceback" not in err
     (run_dir,) = tmp_path.glob("runs/*/*")
     assert {"policy.pt", "curves.png", "flights-crossing-20-8.png"} <= {path.name for path in run_dir.iterdir()}
-    assert not list(run_dir.rglob("*.tmp")) and f"resume with: navrl train resume=runs/{run_dir.parent.name}/{run_dir.name}" in out
+    assert (
+        not list(run_dir.rglob("*.tmp"))
+        and f"resume with: navrl train resume=runs/{run_dir.parent.name}/{run_dir.name}" in out
+    )
 
 
 @pytest.mark.parametrize(
@@ -476,6 +479,12 @@ def test_wandb_online_without_network_continues_offline(tmp_path) -> None:
 def test_help_reads_like_documentation(tmp_path) -> None:
     done = run("--help", cwd=tmp_path, small=False)
     assert done.returncode == 0
-    for words in ("navrl train", "python scripts/train.py", "max_frame_num", "# physics steps per action", "reward=<preset>"):
+    for words in (
+        "navrl train",
+        "python scripts/train.py",
+        "max_frame_num",
+        "# physics steps per action",
+        "reward=<preset>",
+    ):
         assert words in done.stdout
     assert not (tmp_path / "runs").exists()
