@@ -7,6 +7,8 @@ TOOLS  := $(VENV)/.tools
 # This release is what everything was measured with; pyproject.toml allows a range around it.
 TORCH  ?= torch==2.13.0
 ARGS   ?=
+# The Pythons that make test-pythons tries, by the names that pyenv and distributions give them.
+PYTHONS ?= 3.11 3.12 3.13
 
 # Isaac Lab lives in an environment of its own (Python 3.12, 8.5 GB), outside the checkout and shared by all of them. Its
 # name follows from what is installed, so a change of versions builds a new one.
@@ -24,10 +26,10 @@ help:  ## show this list
 	@echo "  ARGS passes overrides on:  make eval ARGS='policy=hover eval.episodes=64'"
 
 train: $(READY)  ## train a policy on this machine; Ctrl-C stops, saves and shows what was learned
-	$(BIN)/python scripts/train.py headless=True env.num_envs=1024 $(ARGS)
+	$(BIN)/navrl train headless=True env.num_envs=1024 $(ARGS)
 
 play-policy: $(READY)  ## fly the policy that comes with the repository over unseen maps, and draw its flights
-	$(BIN)/python scripts/eval.py policy=policies/default.pt eval.scenarios=[crossing-350-80,borders-350-80] eval.episodes=512 $(ARGS)
+	$(BIN)/navrl eval policy=default eval.scenarios=[crossing-350-80,borders-350-80] eval.episodes=512 $(ARGS)
 
 setup: $(TOOLS)  ## create .venv with everything needed to train, fly, test and measure
 
@@ -45,17 +47,31 @@ $(TOOLS): $(READY)
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable '.[dev,export,bench]'
 	@touch $(TOOLS)
 
-test: $(TOOLS)  ## lint and run the tests (some minutes)
+test: $(TOOLS)  ## lint, check types and run the tests (some minutes)
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/pyright
 	$(BIN)/hadolint docker/*.Dockerfile
 	$(BIN)/python -m pytest
 
+test-pythons:  ## run the tests on every supported Python that is installed; says which could not be set up
+	@for v in $(PYTHONS); do \
+		p=$$(command -v python$$v || ls -d "$$(pyenv root 2>/dev/null)"/versions/$$v*/bin/python 2>/dev/null | tail -n 1); \
+		test -n "$$p" || { echo "Python $$v: not installed, not tested"; continue; }; \
+		echo "Python $$v: $$p"; \
+		$(MAKE) --no-print-directory setup PYTHON=$$p VENV=.venv-$$v > .venv-$$v.log 2>&1 || \
+			{ echo "Python $$v: NOT TESTED, its environment could not be built: $$(grep -iE 'error' .venv-$$v.log | tail -n 1) (.venv-$$v.log)"; continue; }; \
+		.venv-$$v/bin/python -m pytest $(ARGS) || failed="$$failed $$v"; \
+	done; test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
+
 eval: $(READY)  ## fly NavRL's published policy over unseen maps: table, eval.json, pictures
-	$(BIN)/python scripts/eval.py policy=third_party/navrl/navrl_checkpoint.pt $(ARGS)
+	$(BIN)/navrl eval policy=navrl $(ARGS)
 
 export: $(TOOLS)  ## write ONNX and TorchScript: make export ARGS='checkpoint=policies/default.pt output=policy.onnx'
-	$(BIN)/python scripts/export.py $(ARGS)
+	$(BIN)/navrl export $(ARGS)
+
+report: $(READY)  ## compare runs: make report ARGS='runs/<date>/<time> runs/<date>/<time> output=report.png'
+	$(BIN)/navrl report $(ARGS)
 
 bench: $(TOOLS)  ## measure simulator, learner, saving and collecting on this machine (some minutes)
 	$(BIN)/python scripts/bench/env.py
@@ -84,15 +100,15 @@ isaac-python:
 	@echo $(ISAAC_PYTHON)
 
 train-isaac: setup-isaac  ## train on Isaac Lab: make train-isaac ARGS='env.num_envs=64'
-	$(ISAAC) scripts/train.py sim=isaac headless=True $(ARGS)
+	$(ISAAC) -m navrl train sim=isaac headless=True $(ARGS)
 
 eval-isaac: setup-isaac  ## fly a policy on Isaac Lab: make eval-isaac ARGS='policy=policies/default.pt eval.episodes=128'
-	$(ISAAC) scripts/eval.py sim=isaac $(ARGS)
+	$(ISAAC) -m navrl eval sim=isaac $(ARGS)
 
 parity: setup-isaac  ## the same flights on Warp and on Isaac Lab: table and picture
-	$(ISAAC) scripts/parity.py $(ARGS)
+	$(ISAAC) -m navrl parity $(ARGS)
 
-bench-engines: setup-isaac  ## steps a second of both engines
+bench-engines: setup-isaac  ## steps per second of both engines
 	$(ISAAC) scripts/bench/engines.py $(ARGS)
 
 test-isaac: setup-isaac  ## the tests that need Isaac Lab (some minutes)
@@ -113,7 +129,7 @@ docker-train:  ## train in the container: make docker-train ARGS='env.num_envs=4
 	$(COMPOSE) run --rm $(or $(IMAGE),gpu) $(ARGS)
 
 clean:  ## remove .venv and caches, keep runs/
-	rm -rf $(VENV) .pytest_cache .ruff_cache *.egg-info isaac-training/*.egg-info
+	rm -rf $(VENV) $(VENV)-3.* .pytest_cache .ruff_cache build *.egg-info isaac-training/*.egg-info
 
-.PHONY: help setup train play-policy export test eval bench clean setup-isaac build-isaac isaac-python train-isaac eval-isaac parity \
+.PHONY: help setup train play-policy export report test test-pythons eval bench clean setup-isaac build-isaac isaac-python train-isaac eval-isaac parity \
 	bench-engines test-isaac clean-isaac docker-build docker-train

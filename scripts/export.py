@@ -129,6 +129,7 @@ def write_onnx(deployed: Deployed, path: Path, metadata: dict) -> None:
             deployed, example, dynamo=True, input_names=list(POLICY_INPUTS), output_names=["action"],
             dynamic_shapes=tuple({0: batch} for _ in POLICY_INPUTS), verbose=False,
         )  # fmt: skip
+    assert program is not None  # dynamo=True always returns one
     model = program.model_proto
     onnx.helper.set_model_props(model, {key: json.dumps(value) for key, value in metadata.items()})
     onnx.save(model, path)

@@ -14,6 +14,7 @@ import json
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
@@ -63,7 +64,7 @@ def compare(drones: int, seconds: float, maps: int, physics: str, seed: int = 0)
     scene = generate_scene(seed, maps, 350, 80)
     settings = read_eval(compose_config("eval", [f"env.num_envs={drones}", f"seed={seed}", "device=cpu"])).sim
     warp = make_simulator(scene, settings)
-    isaac = make_simulator(scene, replace(settings, engine="isaac", physics=physics))
+    isaac: Any = make_simulator(scene, replace(settings, engine="isaac", physics=physics))
     begin = starts(warp, scene, seed)
     for sim in (warp, isaac):
         sim.reset(torch.arange(drones), *begin)
@@ -71,7 +72,9 @@ def compare(drones: int, seconds: float, maps: int, physics: str, seed: int = 0)
     hold = max(1, round(HOLD_SECONDS / settings.dt))
     flying = torch.ones(drones, dtype=torch.bool)
     first = {sim: torch.zeros(2, drones, dtype=torch.long) for sim in (warp, isaac)}  # event and step
-    worst = dict.fromkeys(("position_max_m", "velocity_max_mps", "attitude_max_deg", "moving_max_m"), 0.0)
+    worst: dict[str, float] = dict.fromkeys(
+        ("position_max_m", "velocity_max_mps", "attitude_max_deg", "moving_max_m"), 0.0
+    )
     rays = near = 0
     paths = {"warp": [], "isaac": []}
     for step in range(round(seconds / settings.dt)):

@@ -39,8 +39,8 @@ def draw(storage: RolloutStorage, rollout: int, drones: list[int], path: Path) -
     """One panel per drone, in the goal frame: the goal is at the origin, the flight comes from the left."""
     keys = [SEEN + "state", SEEN + "lidar", "next/done", *(f"next/stats/{name}" for name in COLOURS)]
     data = storage.read(rollout, drones, keys)
-    state, lidar = (data["agents", "observation", name].numpy() for name in ("state", "lidar"))
-    done = data["next", "done"].squeeze(-1).numpy()
+    state, lidar = (data.get(("agents", "observation", name)).numpy() for name in ("state", "lidar"))
+    done = data.get(("next", "done")).squeeze(-1).numpy()
     position = -state[..., :3] * np.hypot(state[..., 3], state[..., 4])[..., None]
     angle = np.linspace(0.0, 2.0 * np.pi, lidar.shape[3], endpoint=False)
     reach = storage.lines[rollout]["lidar_range"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 
 import pytest
@@ -59,7 +59,7 @@ def empty_scene() -> Scene:
 
 
 @pytest.fixture
-def make_sim() -> Callable[..., WarpSimulator]:
+def make_sim() -> Iterator[Callable[..., WarpSimulator]]:
     """Build a simulator; it is closed when the test ends."""
     made = []
 

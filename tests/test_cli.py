@@ -54,8 +54,15 @@ def test_both_spellings(monkeypatch) -> None:
         assert (given.run, given.draw, given.drones, given.speed, given.quick) == ("runs/a", 3, [1, 2], 2.0, True)
 
 
-@pytest.mark.parametrize("word, says", [("draw=x", "whole number"), ("speed=fast", "number"), ("quick=2", "true or false"),
-                                        ("dorw=3", "no such key; the keys are run, draw")])  # fmt: skip
+@pytest.mark.parametrize(
+    "word, says",
+    [
+        ("draw=x", "whole number"),
+        ("speed=fast", "number"),
+        ("quick=2", "true or false"),
+        ("dorw=3", "no such key; the keys are run, draw"),
+    ],
+)
 def test_wrong_words_cost_one_line(monkeypatch, capsys, word: str, says: str) -> None:
     with pytest.raises(SystemExit) as ended:
         parse(monkeypatch, word)

@@ -47,6 +47,7 @@ def observation_shapes(beams: tuple[int, int]) -> dict[str, tuple[int, ...]]:
 FLYING = 0
 OUTCOMES = ("success", "static_collision", "dynamic_collision", "out_of_bounds", "timeout")
 SUCCESS, STATIC_COLLISION, DYNAMIC_COLLISION, OUT_OF_BOUNDS, TIMEOUT = range(1, 6)
+OUTCOME_COUNT = len(OUTCOMES)
 
 # --- reward and statistics ------------------------------------------------------------------------------------------
 

@@ -101,14 +101,14 @@ def whole(value: Any) -> Any:
     return int(value) if isinstance(value, float) and value.is_integer() else value
 
 
-def _number(value: Any, rule: Rule, integral: bool) -> float:
+def _number(value: Any, rule: Rule, integral: bool) -> Any:
     value = whole(value) if integral else value
     kind = "a whole number" if integral else "a number"
     limits = f"between {rule.low:.10g} and {rule.high:.10g}"
     if rule.high == math.inf:
         limits = f"of at least {rule.low:.10g}"
     right_type = isinstance(value, int if integral else Real) and not isinstance(value, bool)
-    if not right_type or not math.isfinite(value) or not rule.low <= value <= rule.high:
+    if not right_type or not math.isfinite(value) or not rule.low <= value <= rule.high:  # pyright: ignore[reportOperatorIssue]
         raise ConfigError(rule.key, value, f"must be {kind} {limits}")
     return value if integral else float(value)
 

@@ -4,8 +4,8 @@
 
 Stall is the time the training thread spends in a save before it may go on: for us that includes gathering the state.
 `torch.save` is followed by fsync, because a save that a power cut undoes is none; our background thread and
-torch.distributed.checkpoint's do the rest of their work while training goes on. Between saves the caches are swept, as
-training would. Our percentiles are those of the best of five rounds, because other people's work on the machine only
+torch.distributed.checkpoint's do the rest of their work while training continues. Between saves the caches are swept,
+as training would. Our percentiles are those of the best of five rounds, because other people's work on the machine only
 ever adds time; those of all saves are beside them. Iterations that save and iterations that do not take turns, and
 their medians are compared.
 """
@@ -24,6 +24,7 @@ import zlib
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import lz4.frame
 import numpy as np
@@ -104,9 +105,9 @@ def distributed(make: Callable[[], dict], folder: Path, saves: int) -> dict[str,
         shutil.rmtree(path, ignore_errors=True)
         began = time.perf_counter()
         state = {str(i): tensor for i, tensor in enumerate(tensors_of(make()))}
-        future = dcp.async_save(state, checkpoint_id=str(path))
+        future = dcp.async_save(state, checkpoint_id=str(path))  # pyright: ignore[reportPrivateImportUsage]
         stall = time.perf_counter() - began
-        future.result()
+        future.result()  # pyright: ignore[reportAttributeAccessIssue]
         if k:
             stalls.append(stall)
             background.append(time.perf_counter() - began)
@@ -123,8 +124,8 @@ def shuffled(data: bytes) -> bytes:
     return np.frombuffer(data[:whole], np.uint8).reshape(-1, 4).T.tobytes() + data[whole:]
 
 
-def codecs() -> dict[str, Callable[[bytes], bytes]]:
-    out: dict[str, Callable[[bytes], bytes]] = {}
+def codecs() -> dict[str, Callable[[bytes], Any]]:
+    out: dict[str, Callable[[bytes], Any]] = {}
     for level in (0, 3, 9):
         out[f"lz4 level {level}"] = lambda data, level=level: lz4.frame.compress(data, compression_level=level)
     out["shuffle, lz4 level 0"] = lambda data: lz4.frame.compress(shuffled(data))
@@ -230,7 +231,7 @@ def main() -> None:
             to.copy_(tensor)
 
     try:
-        results: dict[str, object] = {}
+        results: dict[str, Any] = {}
         for name, make, saves, work in (
             ("own", own, args.saves, lambda: sweep.add_(1.0)),
             ("big", lambda: big, max(5, args.saves // 40), memcpy),

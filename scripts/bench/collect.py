@@ -79,10 +79,13 @@ def monitoring() -> dict[str, float]:
 def main() -> None:
     args = options(__doc__, iterations=12, rounds=2, one=[""])
     if args.one != [""]:  # a mode and a size, for the processes this starts
-        print(json.dumps(measure(*args.one, args.iterations)))
+        mode, size = args.one
+        print(json.dumps(measure(mode, size, args.iterations)))
         return
     watching = monitoring()
-    print(f"a timer costs {watching['timer_us']:.2f} µs, all monitoring {watching['iteration_ms']:.2f} ms an iteration")
+    print(
+        f"a timer costs {watching['timer_us']:.2f} µs, all monitoring {watching['iteration_ms']:.2f} ms per iteration"
+    )
     results: dict[str, dict] = {}
     for size, (drones, steps, _) in SIZES.items():
         iterations = args.iterations if size == "default" else max(3, args.iterations // 4)
@@ -99,7 +102,7 @@ def main() -> None:
             ratio = r["frames_per_s"] / best["same_td"]["frames_per_s"]
             print(
                 f"  {mode:18} {r['frames_per_s']:9,.0f} frames/s ({ratio:.2f})  peak {r['peak_mb']:6,.0f} MB"
-                f"  {r['cpu_s']:6.2f} CPU s an iteration",
+                f"  {r['cpu_s']:6.2f} CPU s per iteration",
                 flush=True,
             )
         results[size] = best

@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false, reportArgumentType=false, reportAttributeAccessIssue=false, reportAssignmentType=false, reportGeneralTypeIssues=false
 """How fast is the environment on this machine? One run, everything measured side by side; JSON on the last line.
 
     python scripts/bench/env.py [quick=true]
@@ -133,6 +134,7 @@ def compare_with_mesh(scene_seed: int, rounds: int) -> dict[str, float]:
     launch = wp.launch(
         cast, (n, len(beams)), [*inputs, spec.range, wp.from_torch(ranges)], device="cpu", record_cmd=True
     )
+    assert launch is not None  # because of record_cmd
     mesh_time = best_time(launch.launch, max(3, rounds // 3), 1)
     our_time = best_time(sim.scan, rounds, 20)
     rays = n * len(beams) / 1e6

@@ -86,7 +86,7 @@ def newest(run: Path) -> int:
 
 def storm(folder: Path, kills: int, seed: int) -> dict[str, int]:
     rng, run = random.Random(seed), folder / "run"
-    count = dict.fromkeys(
+    count: dict[str, int] = dict.fromkeys(
         ("kills", "kills_while_starting", "kills_while_writing", "resumes", "files_read", "torn", "older"), 0
     )
     began = time.monotonic()

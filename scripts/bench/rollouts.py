@@ -45,7 +45,7 @@ def fly(count: int) -> tuple[Training, list[TensorDictBase]]:
 
 def others(batch: TensorDictBase) -> dict[str, dict[str, float]]:
     """The whole batch, by other means: share of its size left, ms to write and to read."""
-    plain = {str(key): batch[key] for key in batch.keys(True, True)}
+    plain = {str(key): batch.get(key) for key in batch.keys(True, True)}
     raw = sum(tensor.nbytes for tensor in plain.values())
     buffer = io.BytesIO()
     out = {"torch.save": {"write_ms": 1e3 * timed(lambda: torch.save(plain, buffer))}}
@@ -64,9 +64,9 @@ def others(batch: TensorDictBase) -> dict[str, dict[str, float]]:
         import blosc2
 
         arrays = [tensor.contiguous().numpy() for tensor in plain.values()]
-        options = {"codec": blosc2.Codec.LZ4, "clevel": 5, "nthreads": 1, "filters": [blosc2.Filter.SHUFFLE]}
+        options: dict = {"codec": blosc2.Codec.LZ4, "clevel": 5, "nthreads": 1, "filters": [blosc2.Filter.SHUFFLE]}
 
-        def pack() -> list[bytes]:
+        def pack() -> list:
             return [blosc2.compress2(a.reshape(-1), typesize=a.dtype.itemsize, **options) for a in arrays]
 
         parts = pack()

@@ -1,3 +1,4 @@
+# pyright: reportArgumentType=false, reportCallIssue=false, reportIndexIssue=false, reportReturnType=false
 """How fast does the learner learn on this machine, and how fast do others? One run; JSON on the last line.
 
     python scripts/bench/update.py [rounds=5] [drones=1024] [steps=32]
@@ -219,7 +220,7 @@ class NavRL(Trainer):
 class TorchRL(Trainer):
     """TorchRL's own loss and advantages, on modules that share a trunk."""
 
-    differs = "values every observation and next observation anew; torch.distributions; returns not normalised"
+    differs = "values every observation and next observation again; torch.distributions; returns not normalised"
 
     def build(self, s: PPOSettings) -> None:
         trunk = TensorDictModule(Trunk(self.policy.encoder), [*OBSERVATION], ["feature"])

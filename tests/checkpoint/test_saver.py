@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import threading
 import time
+from collections.abc import Iterator
 
 import numpy as np
 import pytest
@@ -17,7 +18,7 @@ from navrl.io.snapshot import Live, Snapshot, tensors_of
 
 
 @pytest.fixture
-def saver() -> AsyncCheckpointSaver:
+def saver() -> Iterator[AsyncCheckpointSaver]:
     made = AsyncCheckpointSaver(max_queue_size=3)
     yield made
     made.shutdown(timeout=20)

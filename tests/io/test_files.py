@@ -10,6 +10,7 @@ import random
 import subprocess
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import lz4.frame
 import pytest
@@ -25,7 +26,7 @@ def content(seed: int = 0) -> dict:
     return {"weights": tensors, "state": {0: {"step": torch.tensor(3.0)}}, "list": [1, 2.5, "x", None, (True,)]}
 
 
-def same(a: object, b: object) -> bool:
+def same(a: Any, b: Any) -> bool:
     if isinstance(a, torch.Tensor):
         return isinstance(b, torch.Tensor) and torch.equal(a, b) and a.dtype == b.dtype
     if isinstance(a, dict):

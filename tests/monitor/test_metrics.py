@@ -48,6 +48,15 @@ def test_curves_are_drawn_from_any_rows(tmp_path) -> None:
     assert series(rows, "eval/crossing-350-80/success")[0].tolist() == [40.0]
 
 
+def test_curves_of_a_run_that_lost_its_metrics(tmp_path) -> None:
+    """A run resumed without metrics.csv evaluates first: a score at a time that no row knows."""
+    rows = [{"frames": 4e6, "eval/crossing-350-80/success": 0.5}]
+    rows += [{"frames": 1e6 * k, "charts/minutes": float(k)} for k in range(5, 9)]
+    rows.append({"frames": 8e6, "eval/crossing-350-80/success": 0.6})
+    draw_comparison(tmp_path / "one.png", {"a": rows})
+    assert (tmp_path / "one.png").stat().st_size > 10_000
+
+
 def test_recent_flights_forget() -> None:
     import numpy as np
 

@@ -118,3 +118,19 @@ def test_metrics_for_loggers() -> None:
     with monitor.timer("a"):
         pass
     assert set(monitor.end_window()) == {"perf/a_ms", "perf/a_share"}
+
+
+def test_a_thread_may_add_timers_while_they_are_listed() -> None:
+    monitor, names = PerformanceMonitor(), [f"timer {k}" for k in range(3000)]
+
+    def add() -> None:
+        for name in names:
+            with monitor.timer(name):
+                pass
+
+    thread = threading.Thread(target=add, name="prefetch")
+    thread.start()
+    while thread.is_alive():
+        monitor.get_stats(), monitor.shares()
+    thread.join()
+    assert set(monitor.get_stats()) == {f"prefetch/{name}" for name in names}

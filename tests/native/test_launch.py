@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false
 """Splitting launches across threads."""
 
 from __future__ import annotations

@@ -48,6 +48,7 @@ def test_elu_over_its_whole_range() -> None:
     with torch.no_grad():
         for layer in encoder.convolutions:
             layer.weight.zero_()
+            assert layer.bias is not None
             layer.bias.zero_()
             layer.weight[0, 0, 2, 1] = 1.0
     x = torch.linspace(-100, 20, 144 * 64).view(64, 144)

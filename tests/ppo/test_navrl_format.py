@@ -34,7 +34,7 @@ def test_published_weights_are_all_used() -> None:
     given = sum(value.numel() for name, value in raw.items() if not name.startswith(("value_norm", "gae")))
     assert used == given
     assert torch.equal(policy.critic.weight, raw["critic.module.weight"])
-    assert torch.equal(policy.encoder.fuse[3].weight, raw["feature_extractor.module.3.module.3.weight"])
+    assert torch.equal(policy.encoder.get_parameter("fuse.3.weight"), raw["feature_extractor.module.3.module.3.weight"])
 
 
 def test_features_are_fused_as_cnn_obstacles_state() -> None:
@@ -87,10 +87,9 @@ def test_published_policy_flies(make_env) -> None:
     """96 crossings of 350 boxes: the full table (94 %) is in docs/evaluation.md, this guards it."""
     scene = generate_scene(7, 16, 350, 0, "crossing", starts_per_map=6, stream=EVALUATION)
     policy, _ = load_policy(PUBLISHED)
-    result = summarize(
-        fly_all(make_env(scene, 96, task={"starts_in_order": True}, decimation=2), lambda data: policy.act(**data))
-    )
-    assert result["success"] > 0.85
+    env = make_env(scene, 96, task={"starts_in_order": True}, decimation=2)
+    flights = fly_all(env, lambda data: policy.act(**data))
+    assert flights is not None and summarize(flights)["success"] > 0.85
 
 
 @pytest.mark.parametrize("content", [None, b"", b"not a checkpoint", {"a": 1}, [1, 2], {"weight": torch.ones(3)}])

@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false, reportArgumentType=false, reportGeneralTypeIssues=false
 """The drone's physics against closed-form solutions, and the controller against a plain reference."""
 
 from __future__ import annotations

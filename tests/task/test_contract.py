@@ -43,7 +43,7 @@ def build(request) -> Iterator[Callable[..., NavigationEnv]]:
 
 
 def chase(data: TensorDict, noise: torch.Tensor | float = 0.0) -> torch.Tensor:
-    return 2.0 * data["agents", "observation", "direction"][:, 0] + noise
+    return 2.0 * data.get(("agents", "observation", "direction"))[:, 0] + noise
 
 
 def fly(env: NavigationEnv, noise: torch.Tensor, data: TensorDict | None = None) -> list[TensorDict]:

@@ -8,6 +8,7 @@ import pytest
 from navrl.schema import OUTCOMES
 from navrl.sim.scene import generate_scene
 from navrl.task.evaluation import (
+    Flights,
     Scenario,
     fly_all,
     hover,
@@ -46,8 +47,14 @@ def make(make_env, route: str, static: int, moving: int, **kwargs):
     return make_env(scene, 64, task={"starts_in_order": True} | kwargs.pop("task", {}), **kwargs)
 
 
+def flown(*arguments) -> Flights:
+    flights = fly_all(*arguments)
+    assert flights is not None, "nobody cancels it"
+    return flights
+
+
 def test_straight_flight_over_an_empty_map(make_env) -> None:
-    flights = fly_all(make(make_env, "crossing", 0, 0), straight)
+    flights = flown(make(make_env, "crossing", 0, 0), straight)
     result = summarize(flights)
     assert result["success"] == 1.0 and result["episodes"] == 64
     assert result["speed"] == pytest.approx(1.81, abs=0.03)
@@ -59,21 +66,27 @@ def test_straight_flight_over_an_empty_map(make_env) -> None:
 
 
 def test_straight_flight_through_boxes_never_arrives(make_env) -> None:
-    result = summarize(fly_all(make(make_env, "crossing", 350, 0), straight))
+    result = summarize(flown(make(make_env, "crossing", 350, 0), straight))
     assert result["success"] == 0.0 and result["static_collision"] == 1.0
     assert result["path_ratio"] is None and result["time_to_goal"] is None
 
 
 def test_hovering_times_out_and_shares_sum_to_one(make_env) -> None:
-    result = summarize(fly_all(make(make_env, "crossing", 350, 0, task={"max_episode_length": 200}), hover))
+    result = summarize(flown(make(make_env, "crossing", 350, 0, task={"max_episode_length": 200}), hover))
     assert result["timeout"] == 1.0
-    walk = summarize(fly_all(make(make_env, "borders", 350, 80), random_walk(0)))
+    walk = summarize(flown(make(make_env, "borders", 350, 80), random_walk(0)))
     assert sum(walk[name] for name in OUTCOMES) == pytest.approx(1.0)
 
 
 def test_the_result_does_not_depend_on_threads_or_progress(make_env) -> None:
     seen: list[int] = []
-    one = fly_all(make(make_env, "borders", 350, 80, threads=1), straight, lambda done, _: seen.append(done))
-    two = fly_all(make(make_env, "borders", 350, 80, threads=2), straight)
+    one = flown(make(make_env, "borders", 350, 80, threads=1), straight, lambda done, _: seen.append(done))
+    two = flown(make(make_env, "borders", 350, 80, threads=2), straight)
     assert np.array_equal(one.trace, two.trace) and np.array_equal(one.outcome, two.outcome)
     assert seen == sorted(seen) and seen[-1] == 64
+
+
+def test_an_evaluation_can_be_cancelled(make_env) -> None:
+    answers = iter([False, False, True])
+    assert fly_all(make(make_env, "borders", 350, 80), straight, cancelled=lambda: next(answers)) is None
+    assert next(answers, None) is None, "asked before every step"

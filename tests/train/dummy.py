@@ -20,23 +20,23 @@ class DummyEnv(EnvBase):
 
     def __init__(self, scene: SceneSettings, sim: SimSettings, task: TaskSettings) -> None:
         n = sim.num_envs
-        super().__init__(device="cpu", batch_size=[n])
+        super().__init__(device="cpu", batch_size=(n,))
         self.num_envs, self.closed = n, 0
         self._shapes = observation_shapes(sim.lidar.shape)
         self._state = {"clock": torch.arange(n) % FLIGHT, "draws": torch.zeros((), dtype=torch.int64)}
 
         def batch(**content) -> Composite:
-            return Composite(content, shape=[n])
+            return Composite(content, shape=(n,))
 
         def floats(*shape: int) -> Unbounded:
-            return Unbounded((n, *shape))
+            return Unbounded(torch.Size((n, *shape)))
 
         observation = batch(**{name: floats(*shape) for name, shape in self._shapes.items()})
         stats = batch(**{name: floats(1) for name in STATS})
         self.observation_spec = batch(agents=batch(observation=observation), stats=stats)
         self.action_spec = batch(agents=batch(action=floats(ACTIONS)))
         self.reward_spec = batch(agents=batch(reward=floats(1)))
-        self.done_spec = batch(**{key: Binary(1, (n, 1), dtype=torch.bool) for key in DONE_KEYS})
+        self.done_spec = batch(**{key: Binary(1, torch.Size((n, 1)), dtype=torch.bool) for key in DONE_KEYS})
 
     def _observe(self) -> TensorDict:
         """Observations that follow from the state alone: the same after a reset, so that a restored one continues."""

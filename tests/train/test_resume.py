@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import os
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -27,7 +27,7 @@ NAVRL = ROOT / "third_party/navrl/navrl_checkpoint.pt"
 
 
 @pytest.fixture
-def find(tmp_path) -> Callable[..., resume.Resumed | None]:
+def find(tmp_path) -> Iterator[Callable[..., resume.Resumed | None]]:
     """`resume.find` for a command line."""
     fresh = tmp_path / "fresh"
 
@@ -73,7 +73,7 @@ def test_whatever_a_state_fails_with_is_one_line() -> None:
     for error in (KeyError("seed"), RuntimeError("size mismatch\n  for policy"), TypeError("x"), IndexError("y")):
         with (
             pytest.raises(ConfigError, match="resume=there: does not fit this program") as caught,
-            resume.as_one_line("there"),
+            resume.as_one_line(Path("there")),
         ):
             raise error
         assert "\n" not in str(caught.value)

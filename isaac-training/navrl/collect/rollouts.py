@@ -109,7 +109,7 @@ def pack_rollout(batch: TensorDictBase, about: dict) -> tuple[bytes, dict]:
         group, block = max(1, BLOCK * drones // max(1, array.nbytes)), len(blocks)
         for first in range(0, drones, group):
             part = np.ascontiguousarray(array[first : first + group])
-            data = _exceptions(twin[first : first + group], part) if follows else part.tobytes()
+            data = _exceptions(twin[first : first + group], part) if twin is not None and follows else part.tobytes()
             packed = _pack(data if kind != "shuffle" else _shuffle(data, size))
             if first == 0 and not follows and size > 1:  # the first block decides for the field
                 other = _pack(_shuffle(data, size))
@@ -357,7 +357,7 @@ class RolloutStorage:
         content = {tuple(name.split("/")): torch.from_numpy(array) for name, array in arrays.items()}
         return TensorDict(content, batch_size=[len(chosen), header.steps])
 
-    def replay_buffer(self, keys: Sequence[str] | None = None, **options: object) -> ReplayBuffer:
+    def replay_buffer(self, keys: Sequence[str] | None = None, **options) -> ReplayBuffer:
         """Load every frame of the archive into a TorchRL replay buffer, for off-policy or imitation learning.
 
         Damaged rollouts are skipped with a warning.

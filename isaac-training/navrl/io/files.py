@@ -65,7 +65,7 @@ def write_checkpoint(path: Path, content: dict, level: int | None = None, manife
         with temporary.open("wb") as file:
             sink = _Sink(file, level)
             try:
-                with io.BufferedWriter(sink, PIECE) as buffer:  # torch writes in hundreds of small pieces
+                with io.BufferedWriter(sink, PIECE) as buffer:  # torch writes in hundreds of small pieces  # pyright: ignore[reportArgumentType]
                     torch.save(content, buffer)
             except (RuntimeError, ValueError) as error:  # how torch and the buffer wrap write errors
                 raise sink.error or error from None

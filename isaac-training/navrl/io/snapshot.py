@@ -34,11 +34,11 @@ class _Pairs:
         if self.other:
             copies, tensors = zip(*self.other, strict=True)
             with torch.no_grad():
-                torch._foreach_copy_(copies, tensors, non_blocking=True)
+                torch._foreach_copy_(copies, tensors, non_blocking=True)  # pyright: ignore[reportPrivateImportUsage]
 
 
 def _bytes(tensor: Tensor) -> memoryview:
-    return memoryview(tensor.detach().view(-1).view(torch.uint8).numpy())
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data
 
 
 class Snapshot:
@@ -56,7 +56,7 @@ class Snapshot:
     def take(self, content: dict) -> None:
         """Copy `content`: nested dicts, lists and tuples of tensors and plain values. Raises TypeError otherwise."""
         known, self._known, pairs = self._known, {}, _Pairs()
-        self.content = self._copy(content, self.content, pairs, known)
+        self.content = self._copy(content, self.content, pairs, known)  # pyright: ignore[reportAttributeAccessIssue]
         parts = [pairs, *(live_pairs for _, _, live_pairs in self._known.values())]
         for part in parts:
             part.copy()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 
-from rich.console import Console, Group
+from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.panel import Panel
 from rich.progress_bar import ProgressBar
@@ -71,7 +71,7 @@ class TrainingConsole:
         for name, short in SHORT.items():
             if _has(metrics, name):
                 flown.append(f"{short} {100 * metrics[f'flights/{name}']:.1f} %   ", style=COLOURS[name])
-        rows: list[object] = [head, flown]
+        rows: list[RenderableType] = [head, flown]
         evaluated = {key.split("/")[1]: value for key, value in metrics.items() if key.startswith("eval/")}
         if evaluated:
             scores = "   ".join(f"{name} [bold]{100 * value:.1f}[/] %" for name, value in evaluated.items())

@@ -83,8 +83,8 @@ def draw_comparison(path: Path, runs: Mapping[str, Sequence[Mapping[str, float]]
 
 def series(rows: Sequence[Mapping[str, float]], name: str) -> tuple[np.ndarray, np.ndarray]:
     """Million frames and values of the rows that have `name`."""
-    points = [(row["frames"] / 1e6, row[name]) for row in rows if name in row]
-    return tuple(np.array(points, float).reshape(-1, 2).T)
+    points = np.array([(row["frames"] / 1e6, row[name]) for row in rows if name in row], float).reshape(-1, 2)
+    return points[:, 0], points[:, 1]
 
 
 def smooth(y: np.ndarray, window: int = 15) -> np.ndarray:

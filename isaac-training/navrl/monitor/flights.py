@@ -150,7 +150,7 @@ def draw_flights(path: Path, title: str, flights: Flights) -> None:
         ]
         axis.add_collection(PatchCollection(discs, facecolors="none", edgecolors="#0a9396", linewidths=0.6))
         mine = np.flatnonzero(map_index == index)
-        axis.add_collection(LineCollection(trace[mine][:, :, :2], colors=colours[mine], linewidths=0.7, alpha=0.85))
+        axis.add_collection(LineCollection([*trace[mine, :, :2]], colors=colours[mine], linewidths=0.7, alpha=0.85))
         crashed = mine[[outcome[i] not in ("success", "timeout") for i in mine]]
         axis.scatter(*trace[crashed, -1, :2].T, c=colours[crashed], s=9, marker="x", linewidths=0.9, zorder=3)
         border, limit = scene.border, scene.ground_half + 1

@@ -29,7 +29,7 @@ class CsvLogger:
         """`rows`: what the file holds from before, in a resumed run."""
         self.path = path
         self.rows: list[dict[str, float]] = rows or []
-        self._columns: list[str] | None = None  # of the file; None: it has to be written anew
+        self._columns: list[str] | None = None  # of the file; None: it has to be rewritten
 
     def log(self, metrics: Mapping[str, float], frames: int) -> None:
         self.rows.append({"frames": frames, **metrics})
@@ -103,7 +103,7 @@ class WandbLogger:
         directory: Path,
         config: dict,
         mode: str,
-        project: str,
+        project: str | None,
         name: str | None = None,
         entity: str | None = None,
         run_id: str | None = None,
@@ -117,7 +117,7 @@ class WandbLogger:
         try:
             if mode == "online" and not wandb.api.api_key:  # wandb would ask for one and wait
                 raise RuntimeError("no API key; set WANDB_API_KEY or run wandb login")
-            self.run = wandb.init(**wanted, config=config, mode=mode, settings=wandb.Settings(init_timeout=20))
+            self.run = wandb.init(**wanted, config=config, mode=mode, settings=wandb.Settings(init_timeout=20))  # pyright: ignore[reportArgumentType]
         except Exception as error:  # no key, no network, no such entity: wandb has a class of its own for each
             if mode != "online":
                 raise

@@ -44,7 +44,6 @@ class Timer:
         self.children: dict[str, Timer] = {}
         self.durations: deque[float] = deque(maxlen=KEPT)
         self.total, self.count, self._began = 0.0, 0, 0.0
-        self._started: torch.cuda.Event | None = None
         self._pending: deque[tuple[torch.cuda.Event, torch.cuda.Event]] = deque()
 
     def __enter__(self) -> Timer:
@@ -58,7 +57,7 @@ class Timer:
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
         ended = time.perf_counter()
         monitor = self._monitor
-        monitor._place.current = self.parent
+        monitor._place.current = self.parent or self  # only a root has none, and roots are not entered
         if monitor._cuda:
             self._pending.append((self._started, _event()))
         else:
@@ -190,7 +189,7 @@ class PerformanceMonitor:
 
     def write_trace(self) -> None:
         """Append new events to the trace: a JSON array that need not be closed, so a crash costs nothing."""
-        if not self._events:
+        if not self._trace or not self._events:
             return
         events, self._events = self._events, []
         process = os.getpid()

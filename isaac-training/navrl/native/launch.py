@@ -11,6 +11,7 @@ from __future__ import annotations
 import ctypes
 import itertools
 from functools import cache
+from typing import Any
 
 import numpy as np
 import torch
@@ -24,10 +25,10 @@ SLICE_FLOOR = 32  # drones; below this a second thread does not pay off
 class Recorded:
     """A launch with packed arguments. On a CPU it is called directly, which takes 1 µs instead of 5 through Warp."""
 
-    def __init__(self, kernel: wp.Kernel, dim: int | tuple[int, ...], inputs: list, device: torch.device) -> None:
+    def __init__(self, kernel: Any, dim: int | tuple[int, ...], inputs: list, device: torch.device) -> None:
         inputs = [wp.from_torch(value) if isinstance(value, torch.Tensor) else value for value in inputs]
         self._inputs = inputs  # keeps the memory behind the addresses alive
-        self._launch = wp.launch(kernel, dim, inputs=inputs, device=str(device), record_cmd=True)
+        self._launch: Any = wp.launch(kernel, dim, inputs=inputs, device=str(device), record_cmd=True)
         self._on_cpu = device.type == "cpu"
         if self._on_cpu:
             names = [argument.label for argument in kernel.adj.args]
@@ -56,7 +57,7 @@ class Recorded:
         else:
             self._launch.launch()
 
-    def addresses(self) -> tuple[int, int, int]:
+    def addresses(self) -> tuple[int | None, int, int]:
         """Return addresses of the compiled function, its bounds and its arguments, to call it from C. CPU only."""
         entry = ctypes.cast(self._entry, ctypes.c_void_p).value
         return entry, ctypes.addressof(self._bounds), ctypes.addressof(self._arguments)
@@ -87,7 +88,7 @@ def share_out(
     parallel: wp.uint64,
     thread: wp.uint64,
     threads: wp.uint64,
-    table: wp.array(dtype=wp.uint64),
+    table: wp.array(dtype=wp.uint64),  # pyright: ignore[reportInvalidTypeForm]
     slices: int,
     launches: int,
 ): ...
@@ -98,7 +99,7 @@ def run_slices(
     parallel: wp.uint64,
     thread: wp.uint64,
     threads: wp.uint64,
-    table: wp.array(dtype=wp.uint64),
+    table: wp.array(dtype=wp.uint64),  # pyright: ignore[reportInvalidTypeForm]
     slices: int,
     launches: int,
 ):
@@ -106,7 +107,7 @@ def run_slices(
 
 
 @cache
-def _openmp() -> tuple[int, int, int] | None:
+def _openmp() -> tuple[int | None, ...] | None:
     """Return addresses of the OpenMP entry points torch uses; None if it uses another OpenMP library."""
     try:
         library = ctypes.CDLL("libgomp.so.1")  # already loaded by torch
@@ -135,7 +136,7 @@ class Team:
         if len(slices) == 1:
             return None
         table = np.array([[launch.addresses() for launch in launches] for launches in slices], np.uint64)
-        inputs = [*_openmp(), wp.array(table.ravel(), dtype=wp.uint64, device="cpu"), *table.shape[:2]]
+        inputs = [*(_openmp() or ()), wp.array(table.ravel(), dtype=wp.uint64, device="cpu"), *table.shape[:2]]
         return Recorded(run_slices, 1, inputs, self.device)
 
     def run(self, slices: list[list[Recorded]], prepared: Recorded | None) -> None:

@@ -64,7 +64,7 @@ class Batch:
     @classmethod
     def prepared(cls, frames: TensorDictBase, prepare: Callable[..., Tensor], last: bool = True) -> Batch:
         """A batch from a collector's frames; `prepare` is the encoder's, `last` as in `needs_bootstrap`."""
-        now, after, ask = frames[OBSERVED], frames["next", *OBSERVED], needs_bootstrap(frames, last)
+        now, after, ask = frames.get(OBSERVED), frames.get(("next", *OBSERVED)), needs_bootstrap(frames, last)
         rows = PlainRows(prepare(*(now[name].flatten(0, 1) for name in NETWORK_INPUTS)))
         return cls(frames, rows, prepare(*(after[name][ask] for name in NETWORK_INPUTS)))
 

@@ -10,7 +10,7 @@ EDGE = 1e-5  # samples stay this far from 0 and 1, where the logarithm is infini
 
 def sample(alpha: Tensor, beta: Tensor, generator: torch.Generator | None = None) -> Tensor:
     """Draw from Beta(alpha, beta) as a ratio of two Gamma draws."""
-    draws = torch._standard_gamma(torch.stack([alpha, beta]), generator=generator)
+    draws = torch._standard_gamma(torch.stack([alpha, beta]), generator=generator)  # pyright: ignore[reportPrivateImportUsage]
     return (draws[0] / draws.sum(0)).clamp_(EDGE, 1.0 - EDGE)
 
 

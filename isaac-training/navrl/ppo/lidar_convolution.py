@@ -209,7 +209,7 @@ def row(address: wp.uint64, index: int, floats: int) -> wp.uint64:
 def forward_blocks(
     first: int, total: int, images: wp.uint64, stride: int, weights: wp.uint64, kept: wp.uint64, out: wp.uint64,
 ):  # fmt: skip
-    block = first + wp.tid()
+    block = first + wp.tid()  # pyright: ignore[reportOperatorIssue]
     count = wp.min(LANES, total - block * LANES)
     x0 = row(kept, block, LANES * KEPT)
     x1 = at(x0, LANES * (36 * 4))
@@ -228,7 +228,7 @@ def forward_blocks(
 def backward_blocks(
     first: int, total: int, grad: wp.uint64, weights: wp.uint64, kept: wp.uint64, scratch: wp.uint64, sums: wp.uint64,
 ):  # fmt: skip
-    block = first + wp.tid()
+    block = first + wp.tid()  # pyright: ignore[reportOperatorIssue]
     count = wp.min(LANES, total - block * LANES)
     x0 = row(kept, block, LANES * KEPT)
     x1 = at(x0, LANES * (36 * 4))
@@ -319,7 +319,7 @@ class _LidarConvolution(torch.autograd.Function):
         pairs = zip(parameters[::2], parameters[1::2], strict=True)
         weights = torch.cat([part for w, b in pairs for part in (w.permute(1, 2, 3, 0).flatten(), b)])
         kept, out = images.new_empty(blocks, KEPT, LANES), images.new_empty(total, PIXELS[-1])
-        _shared(forward_blocks, blocks).run(
+        _shared(forward_blocks, blocks).run(  # pyright: ignore[reportArgumentType]
             total=total, images=images.data_ptr(), stride=images.stride(0), weights=weights.data_ptr(),
             kept=kept.data_ptr(), out=out.data_ptr(),
         )  # fmt: skip
@@ -332,7 +332,7 @@ class _LidarConvolution(torch.autograd.Function):
         kept, *parameters = ctx.saved_tensors
         grad = grad.contiguous()
         weights = torch.cat([w.permute(0, 2, 3, 1).flatten() for w in parameters[2::2]])
-        shared = _shared(backward_blocks, len(kept))
+        shared = _shared(backward_blocks, len(kept))  # pyright: ignore[reportArgumentType]
         slices = len(shared.slices)
         # Every slice writes to its own row; padding keeps the sums of different slices on separate cache lines.
         scratch, sums = kept.new_empty(slices, LANES * (KEPT - PIXELS[0])), kept.new_zeros(slices, PARAMETERS + 64)

@@ -69,7 +69,7 @@ class NavRLEncoder(nn.Module):
 
     @property
     def convolutions(self) -> list[nn.Conv2d]:
-        return [self.lidar[0], self.lidar[2], self.lidar[4]]
+        return [layer for layer in self.lidar if isinstance(layer, nn.Conv2d)]
 
     def prepare(self, state: Tensor, lidar: Tensor, dynamic_obstacle: Tensor) -> Tensor:
         """state (B, 8), lidar (B, 1, 36, 4) as range - distance, dynamic_obstacle (B, 1, 5, 10) to (B, 202)."""

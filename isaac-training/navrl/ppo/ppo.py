@@ -72,7 +72,7 @@ class Actor(nn.Module):
     @torch.no_grad()
     def forward(self, data: TensorDictBase) -> TensorDictBase:
         """Explore: add an action to `data` (N)."""
-        seen = data[OBSERVED]
+        seen = data.get(OBSERVED)
         rows = self.policy.encoder.prepare(*(seen[name] for name in NETWORK_INPUTS))
         if not _finite(rows.sum()):
             check_finite(data, SEEN)
@@ -270,14 +270,14 @@ class PPO:
         self._live = self._live if self.updates else None  # Adam has its moments from the first update on
         self.updates += 1
         weight = max(1.0 - self.settings.ema_decay, 1.0 / (1.0 + 0.2 * self.updates))  # faster at first
-        torch._foreach_lerp_([*self.ema_policy.parameters()], [*self.policy.parameters()], weight)
+        torch._foreach_lerp_([*self.ema_policy.parameters()], [*self.policy.parameters()], weight)  # pyright: ignore[reportPrivateImportUsage]
 
     def _watch(self, losses: dict[str, Tensor]) -> None:
         for name, value in losses.items():
             if not torch.isfinite(value).all():
                 raise NotFinite(f"losses/{name}")
         for name, parameter in self.policy.named_parameters():
-            if not torch.isfinite(parameter.grad).all():
+            if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                 raise NotFinite(f"gradient of {name}")
 
     def _buffer(self, name: str, *shape: int) -> Tensor:

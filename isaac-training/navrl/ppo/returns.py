@@ -27,12 +27,15 @@ def gae(
 class ValueNorm(nn.Module):
     """Running mean and variance of returns (exponential, debiased), as in MAPPO and NavRL."""
 
+    running_mean: Tensor
+    running_mean_sq: Tensor
+    debiasing_term: Tensor
+
     def __init__(self, beta: float = 0.995, epsilon: float = 1e-5) -> None:
         super().__init__()
         self.beta, self.epsilon = beta, epsilon
-        self.register_buffer("running_mean", torch.zeros(1))
-        self.register_buffer("running_mean_sq", torch.zeros(1))
-        self.register_buffer("debiasing_term", torch.zeros(()))
+        for name, shape in (("running_mean", (1,)), ("running_mean_sq", (1,)), ("debiasing_term", ())):
+            self.register_buffer(name, torch.zeros(shape))
 
     @torch.no_grad()
     def update(self, returns: Tensor) -> None:

@@ -46,8 +46,8 @@ def make_simulator(scene: Scene, settings: SimSettings) -> Simulator:
     return touched != 0;
 """)
 def inside_moving(
-    position: wp.array4d(dtype=float),
-    size: wp.array3d(dtype=float),
+    position: wp.array4d(dtype=float),  # pyright: ignore[reportInvalidTypeForm]
+    size: wp.array3d(dtype=float),  # pyright: ignore[reportInvalidTypeForm]
     map: int,
     count: int,
     substep: int,

@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false, reportMissingImports=false, reportOptionalMemberAccess=false, reportIndexIssue=false, reportAssignmentType=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false
 """The Isaac engine: rigid bodies in PhysX, Isaac Lab's RayCaster, the same controller, obstacles and rules as in Warp.
 
 Every map of the scene is a tile of one large world, and a drone flies in the tile of its map; code outside this file
@@ -32,7 +33,7 @@ from navrl.sim.simulator import SimSettings, constant
 start_warp()
 if not wp.is_cuda_available():  # ovphysx requests pinned memory, which needs a CUDA driver
     _cpu = wp.get_device("cpu")
-    _cpu.pinned_allocator = _cpu.default_allocator
+    _cpu.pinned_allocator = _cpu.default_allocator  # pyright: ignore[reportAttributeAccessIssue]
 
 try:
     import isaaclab.sim as sim_utils
@@ -222,7 +223,7 @@ def record_kernel(azimuths: int, elevations: int) -> wp.Kernel:
             inside_moving(moving_position, moving_size, m, moving_count[m], substep, p[0], p[1], p[2], radius)
         )
 
-    return record
+    return record  # pyright: ignore[reportReturnType]
 
 
 # --- the engine ---------------------------------------------------------------------------------------------------

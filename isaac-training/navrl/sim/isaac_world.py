@@ -39,7 +39,7 @@ def terrain_mesh(scene: Scene, origins: np.ndarray) -> tuple[np.ndarray, np.ndar
 
 def add_terrain(stage: object, scene: Scene, origins: np.ndarray) -> None:
     """Add one mesh for PhysX to collide with and the RayCaster to hit."""
-    from pxr import UsdGeom, UsdPhysics, Vt
+    from pxr import UsdGeom, UsdPhysics, Vt  # pyright: ignore[reportMissingImports]
 
     points, triangles = terrain_mesh(scene, origins)
     UsdGeom.Xform.Define(stage, TERRAIN)
@@ -56,10 +56,10 @@ def add_obstacles(stage: object, scene: Scene, origins: np.ndarray) -> int:
 
     Uses the low-level Sdf interface: the Usd one would take minutes for twenty thousand bodies.
     """
-    from pxr import Gf, Sdf, UsdGeom
+    from pxr import Gf, Sdf, UsdGeom  # pyright: ignore[reportMissingImports]
 
     UsdGeom.Xform.Define(stage, OBSTACLES)
-    layer, types, number = stage.GetRootLayer(), Sdf.ValueTypeNames, 0
+    layer, types, number = stage.GetRootLayer(), Sdf.ValueTypeNames, 0  # pyright: ignore[reportAttributeAccessIssue]
     schemas = Sdf.TokenListOp.Create(prependedItems=["PhysicsRigidBodyAPI"])
     with Sdf.ChangeBlock():
         for m, count in enumerate(scene.moving_count):

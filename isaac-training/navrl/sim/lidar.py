@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false
 """The LiDAR: distance along every beam to the nearest static box or the ground.
 
 Beams form an `azimuths × elevations` grid that follows the yaw of the body but not its tilt. All beams of one azimuth
@@ -338,4 +339,4 @@ def lidar_functions(azimuths: int, elevations: int) -> tuple[wp.Function, wp.Fun
         radius: float,
     ) -> bool: ...
 
-    return scan_beams, beam_touches
+    return scan_beams, beam_touches  # pyright: ignore[reportReturnType]

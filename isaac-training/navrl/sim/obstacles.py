@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false, reportOperatorIssue=false, reportArgumentType=false, reportAssignmentType=false, reportGeneralTypeIssues=false, reportCallIssue=false
 """NavRL's rule for moving obstacles, as a Warp kernel used by both engines.
 
 Every obstacle wanders around its origin. It draws a new local goal when it is within 0.5 m of the old one, but its

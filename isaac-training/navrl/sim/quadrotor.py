@@ -1,3 +1,4 @@
+# pyright: reportOperatorIssue=false, reportGeneralTypeIssues=false, reportArgumentType=false, reportCallIssue=false
 """The quadrotor: constants, Lee velocity controller and rotor lag, as Warp functions shared by both engines.
 
 From state and velocity command to a wrench in the body frame, which the Warp engine integrates and Isaac applies.

@@ -155,11 +155,11 @@ def round_moving(count: np.ndarray) -> np.ndarray:
 
 
 def _counts_per_map(name: str, counts: int | Sequence[int], num_maps: int, most: int) -> np.ndarray:
-    counts = np.atleast_1d(counts)
-    for count in counts:
+    given = np.atleast_1d(counts)
+    for count in given:
         if not 0 <= count <= most:
             raise ValueError(f"{name}={count} must be between 0 and {most}, the most that fits on a map")
-    return np.resize(counts, num_maps)
+    return np.resize(given, num_maps)
 
 
 # --- static obstacles -------------------------------------------------------------------------------------------

@@ -80,6 +80,7 @@ class Simulator(Protocol):
 
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything needed to resume exactly from here; the tensors are the engine's own, copy them to keep."""
+        ...
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         """Restore the `state_dict()` of an engine with the same scene and settings."""

@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false, reportArgumentType=false, reportGeneralTypeIssues=false, reportOperatorIssue=false, reportAssignmentType=false
 """The built-in engine: drones, moving obstacles and LiDAR as Warp kernels, one source for CPU and CUDA."""
 
 from __future__ import annotations
@@ -136,7 +137,7 @@ def beam_kernels(azimuths: int, elevations: int) -> tuple[wp.Kernel, wp.Kernel]:
             i, first, ranges,
         )  # fmt: skip
 
-    return fly, scan
+    return fly, scan  # pyright: ignore[reportReturnType]
 
 
 class WarpSimulator(Engine):

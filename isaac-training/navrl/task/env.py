@@ -25,7 +25,7 @@ DONE_KEYS = ("done", "terminated", "truncated")
 
 def reward_weights(value: Any, key: str) -> dict[str, float]:
     """Parse the section `reward`: one finite number per term."""
-    weights = {term: value.get(term) if isinstance(value, dict) else None for term in TERMS}
+    weights: dict[str, Any] = {term: value.get(term) if isinstance(value, dict) else None for term in TERMS}
     for term, weight in weights.items():
         if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
             raise ConfigError(f"{key}.{term}", weight, "must be a number")
@@ -55,7 +55,7 @@ class NavigationEnv(EnvBase):
 
     def __init__(self, simulator: Simulator, settings: TaskSettings) -> None:
         n = simulator.settings.num_envs
-        super().__init__(device=simulator.position.device, batch_size=[n])
+        super().__init__(device=simulator.position.device, batch_size=(n,))
         self.simulator, self.settings, self.num_envs = simulator, settings, n
         self._make_specs()
         self._make_buffers()
@@ -67,10 +67,10 @@ class NavigationEnv(EnvBase):
         n, device = self.num_envs, self.device
 
         def batch(**content) -> Composite:
-            return Composite(content, shape=[n], device=device)
+            return Composite(content, shape=(n,), device=device)
 
         def floats(*shape: int) -> Unbounded:
-            return Unbounded((n, *shape), device=device)
+            return Unbounded(torch.Size((n, *shape)), device=device)
 
         shapes = observation_shapes(self.simulator.settings.lidar.shape)
         observation = batch(**{name: floats(*shape) for name, shape in shapes.items()})
@@ -80,7 +80,7 @@ class NavigationEnv(EnvBase):
         high = torch.tensor([2**0.5, 2**0.5, 1.0], device=device).expand(n, 3) * self.settings.action_limit
         self.action_spec = batch(agents=batch(action=Bounded(-high, high, device=device)))
         self.reward_spec = batch(agents=batch(reward=floats(1)))
-        self.done_spec = batch(**{k: Binary(1, (n, 1), dtype=torch.bool, device=device) for k in DONE_KEYS})
+        self.done_spec = batch(**{k: Binary(1, torch.Size((n, 1)), dtype=torch.bool, device=device) for k in DONE_KEYS})
 
     def _set_seed(self, seed: int | None) -> None:
         """Starts and goals drawn from now on follow `seed`."""
@@ -209,7 +209,7 @@ class NavigationEnv(EnvBase):
         sim.follow(after_slice)
         self._aim(*self._new_results())
 
-    def _rules(self) -> kernels.Rules:
+    def _rules(self) -> Any:
         task, sim = self.settings, self.simulator.settings
         rules = kernels.Rules()
         rules.lidar_range = sim.lidar.range
@@ -284,7 +284,7 @@ class NavigationEnv(EnvBase):
         everything, agents = {}, {}
         if carry is not None:
             everything = {key: value for key, value in carry.items() if key != "next"}
-            agents = dict(everything["agents"].items())
+            agents = dict(carry.get("agents").items())
         if reward:
             agents["reward"] = rewards
         agents["observation"] = self._td(parts)

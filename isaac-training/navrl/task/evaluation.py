@@ -218,10 +218,10 @@ class Evaluator:
 # --- counting ---------------------------------------------------------------------------------------------------
 
 
-def summarize(flights: Flights) -> dict[str, float | int | list[float] | None]:
+def summarize(flights: Flights) -> dict[str, Any]:
     """Fractions of outcomes (they sum to 1) and means, each with a 95 % interval under `<name>_ci95`."""
     total = len(flights.outcome)
-    out: dict = {}
+    out: dict[str, Any] = {}
     for index, name in enumerate(OUTCOMES):
         count = int((flights.outcome == index).sum())
         out[name] = count / total

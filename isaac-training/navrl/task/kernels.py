@@ -1,3 +1,4 @@
+# pyright: reportInvalidTypeForm=false, reportIndexIssue=false, reportArgumentType=false, reportOperatorIssue=false, reportCallIssue=false, reportGeneralTypeIssues=false
 """The task as Warp kernels: observation, reward, end of a flight, start of the next one.
 
 They read only the tensors of the `Simulator` interface, so they serve every engine. `tests/task/statement.py` states
@@ -8,55 +9,13 @@ from __future__ import annotations
 
 import warp as wp
 
+from navrl import schema
 from navrl.native.launch import number_at
 from navrl.native.runtime import FORWARD_ONLY
-from navrl.schema import (
-    DIRECTION,
-    DYNAMIC_COLLISION,
-    FIRST_TERM,
-    FLYING,
-    LEFT,
-    LENGTH,
-    NEAREST,
-    OBSTACLE,
-    OBSTACLE_DISTANCE,
-    OBSTACLE_FLOATING,
-    OBSTACLE_HEIGHT,
-    OBSTACLE_TOWARD,
-    OBSTACLE_VELOCITY,
-    OBSTACLE_WIDTH,
-    OUT_OF_BOUNDS,
-    OUTCOMES,
-    PATH,
-    RETURN,
-    STAT_COUNT,
-    STATE,
-    STATE_DISTANCE,
-    STATE_HEIGHT,
-    STATE_TOWARD,
-    STATE_VELOCITY,
-    STATIC_COLLISION,
-    STRAIGHT,
-    SUCCESS,
-    TERM_ALIVE,
-    TERM_COLLISION,
-    TERM_COUNT,
-    TERM_GOAL,
-    TERM_HEIGHT,
-    TERM_MOVING_CLEARANCE,
-    TERM_PROGRESS,
-    TERM_SMOOTHNESS,
-    TERM_STATIC_CLEARANCE,
-    TERM_TIME,
-    TERM_VELOCITY,
-    TIMEOUT,
-    WIDTH_STEP,
-)  # fmt: skip
 
 wp.set_module_options(FORWARD_ONLY)
 
-OUTCOME_COUNT = len(OUTCOMES)
-Weights = wp.types.vector(length=TERM_COUNT, dtype=float)
+Weights = wp.types.vector(length=schema.TERM_COUNT, dtype=float)
 
 
 @wp.struct
@@ -109,7 +68,7 @@ def write_nearness(
 
 
 @wp.func_native(
-    f"constexpr int NEAREST = {NEAREST};"
+    f"constexpr int NEAREST = {schema.NEAREST};"
     """
     const int K = position.shape[2];
     const float* x = position.data + (long long)map * 3 * K;
@@ -174,7 +133,7 @@ def unit(v: wp.vec3) -> wp.vec3:
 def begin(
     drones: wp.uint64,  # address of their numbers; row r of position, yaw and map_index is for drone number r
     seed: int,
-    in_order: int,  # 1: drone i always flies start i // M of map i % M; 0: both are drawn anew for every episode
+    in_order: int,  # 1: drone i always flies start i // M of map i % M; 0: both are redrawn for every episode
     starts: wp.array2d(dtype=wp.vec3),  # (M, S)
     goals: wp.array2d(dtype=wp.vec3),
     episode: wp.array(dtype=int),
@@ -216,11 +175,11 @@ def begin(
     last_position[i] = start
     last_velocity[i] = wp.vec3()
     elapsed[i] = 0
-    outcome[i] = FLYING
-    for k in range(STAT_COUNT):
+    outcome[i] = schema.FLYING
+    for k in range(schema.STAT_COUNT):
         stats[k, i] = 0.0
-    stats[STRAIGHT, i] = wp.length(way)
-    stats[LEFT, i] = wp.length(way)
+    stats[schema.STRAIGHT, i] = wp.length(way)
+    stats[schema.LEFT, i] = wp.length(way)
 
 
 @wp.kernel
@@ -238,7 +197,7 @@ def observe(
     moving_count: wp.array(dtype=int),
     goal: wp.array(dtype=wp.vec3),
     ahead: wp.array(dtype=wp.vec2),
-    nearest: wp.array2d(dtype=int),  # scratch (N, NEAREST)
+    nearest: wp.array2d(dtype=int),  # scratch (N, schema.NEAREST)
     static_log: wp.array(dtype=float),  # for the reward: mean log distance of the beams ...
     moving_log: wp.array(dtype=float),  # ... and of the near moving obstacles
     address: wp.uint64,  # where to write: lidar, state, direction, obstacles, one after the other
@@ -246,7 +205,11 @@ def observe(
     i = number_at(drones, offset + wp.tid())
     n = position.shape[0]
     beams = lidar.shape[1] * lidar.shape[2]
-    out = wp.array(ptr=address, shape=(n * (beams + STATE + DIRECTION + NEAREST * OBSTACLE),), dtype=float)
+    out = wp.array(
+        ptr=address,
+        shape=(n * (beams + schema.STATE + schema.DIRECTION + schema.NEAREST * schema.OBSTACLE),),
+        dtype=float,
+    )
     static_log[i] = write_nearness(lidar, rules.lidar_range, i, beams, out)
 
     p = position[i]
@@ -254,22 +217,22 @@ def observe(
     way = goal[i] - p
     toward = to_goal_frame(unit(way), f)
     speed = to_goal_frame(velocity[i], f)
-    at = n * beams + i * STATE
+    at = n * beams + i * schema.STATE
     for k in range(3):
-        out[at + STATE_TOWARD + k] = toward[k]
-        out[at + STATE_VELOCITY + k] = speed[k]
-    out[at + STATE_DISTANCE] = wp.sqrt(way[0] * way[0] + way[1] * way[1])
-    out[at + STATE_HEIGHT] = way[2]
+        out[at + schema.STATE_TOWARD + k] = toward[k]
+        out[at + schema.STATE_VELOCITY + k] = speed[k]
+    out[at + schema.STATE_DISTANCE] = wp.sqrt(way[0] * way[0] + way[1] * way[1])
+    out[at + schema.STATE_HEIGHT] = way[2]
 
-    at = n * (beams + STATE) + i * DIRECTION
+    at = n * (beams + schema.STATE) + i * schema.DIRECTION
     out[at] = f[0]
     out[at + 1] = f[1]
     out[at + 2] = 0.0
 
     m = map_index[i]
-    at = n * (beams + STATE + DIRECTION) + i * NEAREST * OBSTACLE
+    at = n * (beams + schema.STATE + schema.DIRECTION) + i * schema.NEAREST * schema.OBSTACLE
     found = find_nearest(moving_position, m, moving_count[m], p[0], p[1], rules.lidar_range, i, nearest)
-    logs = float(NEAREST - found) * wp.log(rules.lidar_range)
+    logs = float(schema.NEAREST - found) * wp.log(rules.lidar_range)
     for r in range(found):
         j = nearest[i, r]
         width, height = moving_size[m, 0, j], moving_size[m, 1, j]
@@ -283,15 +246,15 @@ def observe(
         to_g = to_goal_frame(unit(to), f)
         v_g = to_goal_frame(v, f)
         for k in range(3):
-            out[at + OBSTACLE_TOWARD + k] = to_g[k]
-            out[at + OBSTACLE_VELOCITY + k] = v_g[k]
-        out[at + OBSTACLE_DISTANCE] = wp.sqrt(to[0] * to[0] + to[1] * to[1])
-        out[at + OBSTACLE_HEIGHT] = to[2]
-        out[at + OBSTACLE_WIDTH] = width / WIDTH_STEP - 1.0
-        out[at + OBSTACLE_FLOATING] = wp.where(floating, height, 0.0)
-        at += OBSTACLE
-    clear(out, at, (NEAREST - found) * OBSTACLE)
-    moving_log[i] = logs / float(NEAREST)
+            out[at + schema.OBSTACLE_TOWARD + k] = to_g[k]
+            out[at + schema.OBSTACLE_VELOCITY + k] = v_g[k]
+        out[at + schema.OBSTACLE_DISTANCE] = wp.sqrt(to[0] * to[0] + to[1] * to[1])
+        out[at + schema.OBSTACLE_HEIGHT] = to[2]
+        out[at + schema.OBSTACLE_WIDTH] = width / schema.WIDTH_STEP - 1.0
+        out[at + schema.OBSTACLE_FLOATING] = wp.where(floating, height, 0.0)
+        at += schema.OBSTACLE
+    clear(out, at, (schema.NEAREST - found) * schema.OBSTACLE)
+    moving_log[i] = logs / float(schema.NEAREST)
 
 
 @wp.kernel
@@ -310,7 +273,7 @@ def judge(
     last_velocity: wp.array(dtype=wp.vec3),
     elapsed: wp.array(dtype=int),
     outcome: wp.array(dtype=int),
-    stats: wp.array2d(dtype=float),  # (STAT_COUNT, N), kept by the task
+    stats: wp.array2d(dtype=float),  # (schema.STAT_COUNT, N), kept by the task
     address: wp.uint64,  # where to write: reward (N)
     flags: wp.uint64,  # where to write: done, terminated, truncated, (N) each
 ):
@@ -319,41 +282,41 @@ def judge(
     target = goal[i]
     before = last_position[i]
     event = outcome[i]
-    was_flying = event == FLYING
+    was_flying = event == schema.FLYING
     crashed = bool(False)
     p = before
     for k in range(trace.shape[0]):
         p = trace[k, i]
-        if event == FLYING:
-            stats[PATH, i] += wp.length(p - before)
-            stats[LENGTH, i] += 1.0
+        if event == schema.FLYING:
+            stats[schema.PATH, i] += wp.length(p - before)
+            stats[schema.LENGTH, i] += 1.0
         before = p
         left = wp.length(target - p)
-        hit = int(FLYING)
+        hit = int(schema.FLYING)
         if static_contact[k, i] != wp.uint8(0):
-            hit = STATIC_COLLISION
+            hit = schema.STATIC_COLLISION
         elif moving_contact[k, i] != wp.uint8(0):
-            hit = DYNAMIC_COLLISION
+            hit = schema.DYNAMIC_COLLISION
         elif p[2] < rules.floor or p[2] > rules.ceiling:
-            hit = OUT_OF_BOUNDS
-        crashed = crashed or hit != FLYING
-        if hit == FLYING and left < rules.goal_radius:
-            hit = SUCCESS
-        if event == FLYING and hit != FLYING:
+            hit = schema.OUT_OF_BOUNDS
+        crashed = crashed or hit != schema.FLYING
+        if hit == schema.FLYING and left < rules.goal_radius:
+            hit = schema.SUCCESS
+        if event == schema.FLYING and hit != schema.FLYING:
             event = hit
-            stats[LEFT, i] = left
-    reached = was_flying and event == SUCCESS
-    if event == FLYING:
-        stats[LEFT, i] = wp.length(target - p)
+            stats[schema.LEFT, i] = left
+    reached = was_flying and event == schema.SUCCESS
+    if event == schema.FLYING:
+        stats[schema.LEFT, i] = wp.length(target - p)
 
     steps = elapsed[i] + trace.shape[0]
     elapsed[i] = steps
     over = crashed
     if rules.end_at_goal != 0:
-        over = event != FLYING  # nothing after the first event counts
+        over = event != schema.FLYING  # nothing after the first event counts
     late = steps >= rules.max_steps and not over
-    if late and event == FLYING:
-        event = TIMEOUT
+    if late and event == schema.FLYING:
+        event = schema.TIMEOUT
     outcome[i] = event
     ends = wp.array(ptr=flags, shape=(3, n), dtype=wp.bool)
     ends[0, i] = over or late
@@ -365,26 +328,26 @@ def judge(
     moved = wp.length(target - last_position[i]) - wp.length(way)
     outside = wp.max(0.0, wp.max(p[2] - band[i][1] - 0.2, band[i][0] - 0.2 - p[2]))
     terms = Weights()
-    terms[TERM_VELOCITY] = wp.dot(v, unit(way))
-    terms[TERM_PROGRESS] = moved
-    terms[TERM_ALIVE] = 1.0
-    terms[TERM_STATIC_CLEARANCE] = static_log[i]
-    terms[TERM_MOVING_CLEARANCE] = moving_log[i]
-    terms[TERM_SMOOTHNESS] = -wp.length(v - last_velocity[i])
-    terms[TERM_HEIGHT] = -outside * outside
-    terms[TERM_TIME] = -rules.decision_seconds
-    terms[TERM_GOAL] = wp.where(reached, 1.0, 0.0)
-    terms[TERM_COLLISION] = wp.where(crashed and not (reached and rules.end_at_goal != 0), -1.0, 0.0)
+    terms[schema.TERM_VELOCITY] = wp.dot(v, unit(way))
+    terms[schema.TERM_PROGRESS] = moved
+    terms[schema.TERM_ALIVE] = 1.0
+    terms[schema.TERM_STATIC_CLEARANCE] = static_log[i]
+    terms[schema.TERM_MOVING_CLEARANCE] = moving_log[i]
+    terms[schema.TERM_SMOOTHNESS] = -wp.length(v - last_velocity[i])
+    terms[schema.TERM_HEIGHT] = -outside * outside
+    terms[schema.TERM_TIME] = -rules.decision_seconds
+    terms[schema.TERM_GOAL] = wp.where(reached, 1.0, 0.0)
+    terms[schema.TERM_COLLISION] = wp.where(crashed and not (reached and rules.end_at_goal != 0), -1.0, 0.0)
     last_position[i] = p
     last_velocity[i] = v
 
     reward = float(0.0)
-    for t in range(TERM_COUNT):
+    for t in range(schema.TERM_COUNT):
         paid = terms[t] * rules.weights[t]
         reward += paid
-        stats[FIRST_TERM + t, i] += paid
-    stats[RETURN, i] += reward
-    for o in range(OUTCOME_COUNT):
+        stats[schema.FIRST_TERM + t, i] += paid
+    stats[schema.RETURN, i] += reward
+    for o in range(schema.OUTCOME_COUNT):
         stats[o, i] = wp.where(event == o + 1, 1.0, 0.0)
     out = wp.array(ptr=address, shape=(n,), dtype=float)
     out[i] = reward

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from navrl.checkpoint.retention import FOLDER, newest_state, states_of
 from navrl.io.files import BadCheckpoint, checkpoint_path, load_checkpoint
@@ -147,7 +147,7 @@ def _report(file: Path, state: dict, changed: dict[str, str], same_world: bool, 
         log.warning("the drones begin new flights: %s changed", ", ".join(key for key in changed if key in WORLD))
 
 
-def _differences(old: DictConfig, new: DictConfig) -> dict[str, str]:
+def _differences(old: DictConfig | ListConfig, new: DictConfig) -> dict[str, str]:
     before, after = (dict(_flat(plain(cfg))) for cfg in (old, new))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return {key: f"{before.get(key, 'nothing')} → {after.get(key, 'nothing')}" for key in keys if key != "resume"}
@@ -175,7 +175,7 @@ def seed_random_streams(seed: int) -> None:
     """Seed the global random streams."""
     torch.manual_seed(seed)
     random.seed(seed)
-    np.random.set_bit_generator(np.random.PCG64(seed))  # its state is two numbers; the default one's is the largest
+    np.random.set_bit_generator(np.random.PCG64(seed))  # its state is two numbers; the default one's is the largest  # pyright: ignore[reportAttributeAccessIssue]
 
 
 _unused: tuple[object, Live] = None, Live()  # the streams at the last save: usually unchanged since

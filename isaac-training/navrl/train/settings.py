@@ -16,7 +16,7 @@ import psutil
 import torch
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from navrl.checkpoint.retention import SaveSettings
 from navrl.collect.batches import CollectSettings
@@ -129,9 +129,9 @@ def compose_config(name: str, overrides: Sequence[str] = ()) -> DictConfig:
         GlobalHydra.instance().hydra = running
 
 
-def plain(cfg: DictConfig) -> dict:
+def plain(cfg: DictConfig | ListConfig) -> dict:
     """A composed config as plain dicts, lists and values, with interpolations resolved."""
-    values = OmegaConf.to_container(cfg, resolve=True, throw_on_missing=True)
+    values = OmegaConf.to_container(cfg, resolve=True)
     assert isinstance(values, dict)
     return {str(key): value for key, value in values.items()}
 
