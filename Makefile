@@ -56,11 +56,12 @@ test: $(TOOLS)  ## lint, check types and run the tests (some minutes)
 
 test-pythons:  ## run the tests on every supported Python that is installed; says which could not be set up
 	@for v in $(PYTHONS); do \
-		p=$$(command -v python$$v || ls -d "$$(pyenv root 2>/dev/null)"/versions/$$v*/bin/python 2>/dev/null | tail -n 1); \
-		test -n "$$p" || { echo "Python $$v: not installed, not tested"; continue; }; \
+		p=; for c in python$$v $$(ls -d "$$(pyenv root 2>/dev/null)"/versions/$$v*/bin/python 2>/dev/null); do \
+			$$c -c 'import sys' 2>/dev/null && { p=$$c; break; }; done; \
+		test -n "$$p" || { echo "Python $$v: NOT TESTED, it is not installed"; continue; }; \
 		echo "Python $$v: $$p"; \
 		$(MAKE) --no-print-directory setup PYTHON=$$p VENV=.venv-$$v > .venv-$$v.log 2>&1 || \
-			{ echo "Python $$v: NOT TESTED, its environment could not be built: $$(grep -iE 'error' .venv-$$v.log | tail -n 1) (.venv-$$v.log)"; continue; }; \
+			{ echo "Python $$v: NOT TESTED, its environment could not be built: $$(grep -E '^(error|ERROR|OSError)' .venv-$$v.log | tail -n 1) (.venv-$$v.log)"; continue; }; \
 		.venv-$$v/bin/python -m pytest $(ARGS) || failed="$$failed $$v"; \
 	done; test -z "$$failed" || { echo "failed on:$$failed"; exit 1; }
 
