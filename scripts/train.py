@@ -138,6 +138,7 @@ def train(
                 "charts/minutes": monitor.elapsed / 60,
                 "charts/staleness": batches.staleness,
             }  # fmt: skip
+            del batch  # its network input need not wait in memory while the next one is collected
             if progress.due(settings.logging.perf_interval):
                 metrics |= monitor.end_window()
                 console.say(monitor.get_summary())
@@ -146,9 +147,8 @@ def train(
                     monitor.write_trace()
             with monitor.timer("log"):
                 loggers.log(metrics, progress.frames)
-            console.update(
-                progress.frames, progress.frames / monitor.elapsed, metrics | progress.scores, monitor.shares()
-            )
+            speed = progress.frames / monitor.elapsed
+            console.update(progress.frames, speed, metrics | progress.scores, monitor.shares())
             if progress.done or stop:
                 break
             if progress.due(settings.evaluation.interval):

@@ -67,7 +67,11 @@ def test_unknown_keys_are_hydras_to_refuse(tmp_path) -> None:
 def test_ctrl_c_keeps_what_is_finished(tmp_path) -> None:
     scenarios = "eval.scenarios=[borders-0-0,crossing-350-80]"
     command = [sys.executable, str(ROOT / "scripts/eval.py"), "policy=hover", scenarios, "eval.episodes=64"]
-    process = subprocess.Popen(command, cwd=tmp_path, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    pipes: dict = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    # A shell starts background jobs with SIGINT ignored, and children inherit that.
+    process = subprocess.Popen(
+        command, cwd=tmp_path, preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL), **pipes
+    )
     while not (written := list(tmp_path.glob("runs/*/*/eval.json"))):  # the first scenario is done
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
