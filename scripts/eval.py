@@ -8,19 +8,26 @@ navrl eval policy=runs/2026-11-16/18-31-09/policy.pt sim.decimation=4
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports that take seconds
+    from navrl.cli import begin
+
+    begin()
+
 import json
 from pathlib import Path
 
+from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from navrl.cli import hydra_command
+from navrl.io.files import write_text
 from navrl.monitor.flights import draw_flights, results_table
 from navrl.task.evaluation import Evaluator, Scenario, summarize
 from navrl.train.build import make_policy
-from navrl.train.directory import fresh_directory
-from navrl.train.settings import read_eval
+from navrl.train.directory import fresh_directory, write_settings
+from navrl.train.settings import plain, read_eval
 
 
 @hydra_command("eval", __doc__)
@@ -31,6 +38,7 @@ def main(cfg: DictConfig) -> None:
     evaluator, episodes = Evaluator(settings.evaluation, settings.sim, settings.task), settings.evaluation.episodes
 
     run = fresh_directory()
+    write_settings(run, plain(cfg), list(HydraConfig.get().overrides.task))
     console = Console()
     if not console.is_terminal:
         console.width = 120  # nobody resizes a log file
@@ -43,7 +51,7 @@ def main(cfg: DictConfig) -> None:
             result = results[str(scenario)] = summarize(flights)
             if not console.is_terminal:  # a bar that cannot move says nothing until the end
                 console.print(f"{scenario}: {100 * result['success']:.1f} % success")
-            (run / "eval.json").write_text(json.dumps(results, indent=2) + "\n")
+            write_text(run / "eval.json", json.dumps(results, indent=2) + "\n")
             if settings.evaluation.picture:
                 title = f"{Path(settings.policy).name}   {scenario}   {episodes} flights"
                 draw_flights(run / f"flights-{scenario}.png", title, flights)

@@ -17,6 +17,11 @@ in the world frame, m/s.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports that take seconds
+    from navrl.cli import begin
+
+    begin()
+
 import json
 import logging
 import sys
@@ -26,7 +31,7 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from navrl.cli import fail, options
+from navrl.cli import command, fail, options
 from navrl.io.files import BadCheckpoint
 from navrl.ppo.navrl_format import to_navrl
 from navrl.ppo.networks import ActorCritic, NavRLEncoder
@@ -56,6 +61,7 @@ class Deployed(nn.Module):
         return self.policy.mean_velocity(state, lidar, direction, dynamic_obstacle)
 
 
+@command
 def main() -> None:
     given = options(__doc__, "checkpoint", checkpoint=None, output="policy.onnx")
     if given.checkpoint is None:

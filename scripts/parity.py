@@ -10,6 +10,11 @@ The picture shows flights of both from above, one over the other.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports that take seconds
+    from navrl.cli import begin
+
+    begin()
+
 import json
 import sys
 from dataclasses import replace
@@ -19,7 +24,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from navrl.cli import fail, options
+from navrl.cli import command, fail, options
 from navrl.monitor.flights import pyplot, write_figure
 from navrl.sim.engine import make_simulator
 from navrl.sim.isaac_check import PHYSICS, IsaacMissing, check_isaac
@@ -155,6 +160,7 @@ def draw(flown: dict, path: Path) -> None:
     write_figure(figure, path)
 
 
+@command
 def main() -> None:
     given = options(__doc__, drones=256, seconds=2.0, maps=8, physics="ovphysx", picture="runs/parity.png")
     if given.physics not in PHYSICS:

@@ -5,15 +5,21 @@ navrl replay runs/<date>/<time>/not_finite.pt
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports that take seconds
+    from navrl.cli import begin
+
+    begin()
+
 import sys
 
-from navrl.cli import fail, options
+from navrl.cli import command, fail, options
 from navrl.io.files import BadCheckpoint
 from navrl.ppo.batch import Batch
 from navrl.ppo.ppo import NotFinite
 from navrl.train.replay import load_replay
 
 
+@command
 def main() -> None:
     given = options(__doc__, "file", file=None)
     if given.file is None:

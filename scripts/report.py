@@ -7,18 +7,24 @@ The picture shows every run, their mean and spread, and NavRL's published policy
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports that take seconds
+    from navrl.cli import begin
+
+    begin()
+
 from pathlib import Path
 
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
-from navrl.cli import fail, options
+from navrl.cli import command, fail, options
 from navrl.monitor.console import clock
 from navrl.monitor.curves import draw_comparison
 from navrl.monitor.metrics import read_rows
 
 
+@command
 def main() -> None:
     given = options(__doc__, "runs", runs=[], output="report.png")
     if not given.runs:

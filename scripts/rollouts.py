@@ -9,13 +9,18 @@ A run stores rollouts if it was started with rollout_save_interval=<iterations> 
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports that take seconds
+    from navrl.cli import begin
+
+    begin()
+
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.table import Table
 
-from navrl.cli import fail, options
+from navrl.cli import command, fail, options
 from navrl.collect.rollouts import FOLDER, BadRollout, RolloutStorage
 from navrl.monitor.flights import COLOURS, pyplot, write_figure
 
@@ -73,6 +78,7 @@ def draw(storage: RolloutStorage, rollout: int, drones: list[int], path: Path) -
     write_figure(figure, path)
 
 
+@command
 def main() -> None:
     given = options(__doc__, "run", run=None, draw=-1, drones=[*range(12)])
     if given.run is None:

@@ -12,6 +12,11 @@ dot, as in env.num_envs=64.
 
 from __future__ import annotations
 
+if __name__ == "__main__":  # before the imports that take seconds
+    from navrl.cli import begin
+
+    begin()
+
 import gc
 import signal
 import sys
@@ -22,7 +27,7 @@ from pathlib import Path
 
 from omegaconf import DictConfig
 
-from navrl.checkpoint.retention import states_of
+from navrl.checkpoint.retention import iteration_of, states_of
 from navrl.checkpoint.stop import StopRequest
 from navrl.cli import hydra_command
 from navrl.collect.batches import make_batches
@@ -43,7 +48,7 @@ from navrl.train.progress import Progress
 from navrl.train.replay import REPLAY
 from navrl.train.resume import Resumed
 from navrl.train.saving import Saving
-from navrl.train.settings import TrainSettings, read_train
+from navrl.train.settings import TrainSettings, read_train, shell_word
 
 TRACE_INTERVAL = 20  # iterations between writes of the trace: what a crash can cost
 
@@ -55,6 +60,8 @@ def main(cfg: DictConfig) -> None:
     settings = read_train(resumed.cfg if resumed else cfg, resume.given_overrides(resumed))
     if resumed:
         resume.check_resumed(resumed, settings)
+        if resumed.run == resumed.history:
+            remove_fresh_directory()  # Hydra made one
     if code := train(settings, resumed.run if resumed else fresh_directory(), resumed):
         sys.exit(code)
 
@@ -72,8 +79,7 @@ def train(
         # The learner: networks, optimizer, value normalizer; from scratch, from a file, or (below) as it was saved.
         resume.seed_random_streams(settings.seed)
         ppo = make_ppo(settings, None if resumed else settings.start_from)
-        run = stack.enter_context(RunDirectory(path))
-        disk, stop = DiskGuard(), stack.enter_context(StopRequest())
+        run, disk = stack.enter_context(RunDirectory(path)), DiskGuard()
 
         # The world: many maps, a thousand drones, the task; and what carries batches to the learner.
         print(f"drawing {settings.scene.num_maps} maps and building {settings.sim.num_envs} drones")
@@ -98,11 +104,10 @@ def train(
         monitor.watch(batches.actor, "forward", "policy")
         monitor.watch(batches, "carry", "transfer")
         monitor.watch(ppo, "compute_targets", "advantages")
-        if resumed and path == resumed.history:  # Hydra made a new directory, and wrote the settings there
-            remove_fresh_directory()
-            run.take_over(progress.iteration, settings.config, list(settings.overrides))
 
-        # What is written on the way, and what the person sees.
+        # What is written on the way, and what the person sees. From here on a request to stop saves the run.
+        stop = stack.enter_context(StopRequest())
+        run.take_over(progress.iteration, settings.config, list(settings.overrides))
         archive = None
         if settings.collect.rollout_interval:
             archive = RolloutArchive(path / FOLDER, disk, iteration=progress.iteration)
@@ -174,7 +179,7 @@ def train(
     summarize(path, progress, monitor, saving, archive, disk, bool(stop) or broken is not None)
     if broken:
         where = f"iteration {progress.iteration}: {broken.name} is not finite; training stopped."
-        print(f"error: {where} Replay it with: navrl replay {path / REPLAY}", file=sys.stderr)
+        print(f"error: {where} Replay it with: navrl replay {shell_word('file', path / REPLAY)}", file=sys.stderr)
     return 1 if disk.failures or broken else stop.exit_code
 
 
@@ -197,16 +202,23 @@ def summarize(
         f" ({progress.frames / monitor.elapsed:,.0f} frames/s), peak memory {peak_memory_mb():,.0f} MB\n"
         f"saved {written['saved']} times, {written['dropped']} dropped, compressed to {100 * written['ratio']:.0f} %;"
         f" directory {now / 1e6:.1f} MB, {otherwise / 1e6:.1f} MB had every state been kept\n"
-        f"policy, curves and pictures: {path}\n"
-        f"fly it with: navrl eval policy={path / 'policy.pt'}"
+        f"curves and pictures: {path}"
     )
+    if saving.policy_iteration == progress.iteration:
+        print(f"fly its policy with: navrl eval {shell_word('policy', path / 'policy.pt')}")
+    elif saving.policy_iteration is not None:
+        print(f"{path / 'policy.pt'} is of iteration {saving.policy_iteration}: later ones could not be saved")
+    else:
+        print("no policy could be saved")
     if archive:
         stored = archive.stats
         share = 100 * (1 - stored["bytes"] / max(1, stored["raw_bytes"]))
         skipped = f"{stored['left_out']} skipped (disk too slow)"
-        print(f"stored {stored['stored']} rollouts, {skipped}, {share:.0f} % saved: navrl rollouts {path}")
-    if stopped and states_of(path):
-        print(f"resume with: navrl train resume={path}")
+        where = shell_word("run", path)
+        print(f"stored {stored['stored']} rollouts, {skipped}, {share:.0f} % saved: navrl rollouts {where}")
+    if stopped and (states := states_of(path)):
+        lost = progress.iteration - iteration_of(states[0])
+        print(f"resume {f'{lost} iterations earlier ' if lost else ''}with: navrl train {shell_word('resume', path)}")
     if disk.failures:
         print(f"error: {disk.failures} writes to {path} failed; see the warning above", file=sys.stderr)
 

@@ -1,21 +1,25 @@
 """The command line: `navrl <command> key=value …`. Every script goes through here, so all behave alike.
 
-Help is shown by --help, a mistake costs one line and exit code 2, and Ctrl-C never shows a traceback.
+Help is shown by --help, a mistake costs one line and exit code 2, a signal never shows a traceback, and an output that
+breaks ends nothing.
 """
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import functools
 import importlib
 import os
 import re
 import sys
 from collections.abc import Callable, Sequence
-from errno import EACCES, EDQUOT, EEXIST, ENOSPC, ENOTDIR, EPERM, EROFS
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import NoReturn
 
+from navrl.checkpoint.stop import on_signals
+from navrl.io.output import OUTPUT_LOST, leave, lost_output, make_output_lenient
 from navrl.settings import ConfigError
 
 COMMANDS = {
@@ -27,26 +31,94 @@ COMMANDS = {
     "replay": "repeat an update that met NaN or infinity",
     "parity": "fly the same on Warp and on Isaac Lab, and compare",
 }
-DISK_TROUBLE = (ENOSPC, EDQUOT, EACCES, EPERM, EROFS, ENOTDIR, EEXIST)
+# What a disk, a directory or their permissions can be blamed for. Anything else is an error of ours: a traceback.
+DISK_TROUBLE = {
+    errno.EACCES, errno.EDQUOT, errno.EEXIST, errno.EFBIG, errno.EIO, errno.EISDIR, errno.ELOOP, errno.EMFILE,
+    errno.ENAMETOOLONG, errno.ENFILE, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
+}  # fmt: skip
+RUN_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "resume")
+PATH_KEYS = (*RUN_KEYS, "checkpoint", "checkpoint.file", "policy")
 RULE = "─" * 120
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """`navrl` and `python -m navrl`."""
+    begin()
     import navrl
 
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
-    if name in ("--version", "-V"):
-        print(f"navrl {navrl.__version__}")
-    elif name in COMMANDS:
+    if name in COMMANDS:
         sys.argv = [f"navrl {name}", *rest]
         importlib.import_module(f"navrl.scripts.{name}").main()
+        return
+    if name in ("--version", "-V"):
+        print(f"navrl {navrl.__version__}")
     else:
         lines = [f"  navrl {command:10} {about}" for command, about in COMMANDS.items()]
         text = "\n".join(["Train drones to fly safely among static and moving obstacles.", "", *lines, ""])
         print(text + "\nnavrl <command> --help shows every key; settings are given as key=value.")
         if name not in ("--help", "-h", "help"):
             fail(f"{name}: no such command; choose one of {', '.join(COMMANDS)}")
+    _end()
+
+
+def begin() -> None:
+    """Call this before anything slow, imports included: from here on a signal or a broken output is survived."""
+    make_output_lenient()
+    on_signals(_leave)
+
+
+def _leave(number: int, _: FrameType | None) -> None:
+    """A signal before training has begun, or in a command that has nothing to save: leave at once."""
+    if directory := sys.modules.get("navrl.train.directory"):
+        with contextlib.suppress(Exception):
+            if left := directory.remove_fresh_directory():
+                os.write(2, f"\ninterrupted; what was finished is in {left}\n".encode(errors="replace"))
+    leave(128 + number)
+
+
+def _end() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        stream.flush()
+    if lost_output():
+        sys.exit(OUTPUT_LOST)
+
+
+def command(function: Callable[[], None]) -> Callable[[], None]:
+    """Decorate the `main` of a script: signals, broken output and full disks end it as they should."""
+
+    @functools.wraps(function)
+    def run() -> None:
+        begin()
+        try:
+            function()
+        except SystemExit as ended:
+            if ended.code:
+                raise
+        except OSError as error:
+            if error.errno not in DISK_TROUBLE:
+                raise
+            fail(_explain(error))
+        _end()
+
+    return run
+
+
+def _explain(error: OSError) -> str:
+    """Name the file that failed, why, and what to do."""
+    if error.filename is None:
+        return f"{error.strerror or error}"
+    path, warp = Path(os.fsdecode(error.filename)), sys.modules.get("warp")
+    cache = warp and warp.config.kernel_cache_dir
+    if cache and path.absolute().is_relative_to(Path(cache).absolute()):
+        fix = "compiled kernels are kept there; choose another place with WARP_CACHE_PATH=<directory>"
+        return f"{path}: {error.strerror}: {fix}"
+    typed = [value for key, _, value in (a.partition("=") for a in sys.argv[1:]) if key in RUN_KEYS]
+    for directory in map(Path, [*typed, "runs", "multirun"]):
+        if path.absolute().is_relative_to(directory.absolute()):
+            fix = "choose a directory that can be written with hydra.run.dir=<directory>"
+            return f"hydra.run.dir={path}: {error.strerror}; {fix}"
+    return f"{path}: {error.strerror}"
 
 
 # --- scripts with a configuration in cfg/ (train, eval) ---------------------------------------------------------------
@@ -56,64 +128,66 @@ def hydra_command(name: str, about: str | None) -> Callable[[Callable], Callable
     """Decorate a function of a composed config: it becomes the whole command, with cfg/<name>.yaml as its keys."""
 
     def decorate(function: Callable) -> Callable[[], None]:
-        import hydra
-
-        from navrl.train.settings import CONFIG
-
-        application = hydra.main(config_path=str(CONFIG), config_name=name, version_base=None)(_refusals(function))
-
         @functools.wraps(function)
-        def command() -> None:
+        def run() -> None:
+            from navrl.train.settings import CONFIG
+
             if {"--help", "-h"} & set(sys.argv[1:]):
                 _show_help(about or "", name, CONFIG)
                 return
+            sweep = {"-m", "--multirun"} & set(sys.argv[1:])
+            arguments = sys.argv[1:] if sweep else [_quoted(argument) for argument in sys.argv[1:]]
             short = re.compile(r"^checkpoint=")  # for checkpoint.file, in train.yaml
-            sys.argv[1:] = [short.sub("checkpoint.file=", a) if name == "train" else a for a in sys.argv[1:]]
-            _run_hydra(application)
+            sys.argv[1:] = [short.sub("checkpoint.file=", a) if name == "train" else a for a in arguments]
+            _run_hydra(function, name, str(CONFIG))
 
-        return command
+        return command(run)
 
     return decorate
 
 
-def _refusals(function: Callable) -> Callable:
-    """A refused value is one line, exit code 2, and leaves no run directory behind."""
+def _quoted(argument: str) -> str:
+    """A path as Hydra reads it: its grammar has uses of its own for spaces, commas, brackets and the like."""
+    key, _, path = argument.partition("=")
+    plain = re.fullmatch(r"[\w./+%@*?|-]*", path, re.ASCII) or path[:1] in ("'", '"') or "${" in path
+    if key not in PATH_KEYS or plain or (path[0] in "[{" and not os.path.lexists(path)):
+        return argument
+    return f"{key}='" + re.sub(r"(\\*)'", r"\1\1\\'", path) + "'"
+
+
+def _run_hydra(function: Callable, name: str, config: str) -> None:
+    """Refused values are one line, exit code 2, and leave no run directory behind."""
+    import hydra
+    from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
     from navrl.sim.isaac_check import IsaacMissing
     from navrl.train.directory import remove_fresh_directory
 
-    @functools.wraps(function)
+    seen = SimpleNamespace(composed=False)  # until then whatever fails is about what was typed
+
     def guarded(cfg: object) -> None:
+        seen.composed = True
         try:
             function(cfg)
-        except KeyboardInterrupt:
-            print("\ninterrupted; what was finished is in the run directory", file=sys.stderr)
-            sys.exit(130)
         except (ConfigError, OmegaConfBaseException, IsaacMissing) as error:
             remove_fresh_directory()
-            print(f"error: {str(error).splitlines()[0]}", file=sys.stderr)
-            sys.exit(2)
-
-    return guarded
-
-
-def _run_hydra(application: Callable[[], None]) -> None:
-    from hydra.errors import HydraException
-    from omegaconf.errors import OmegaConfBaseException
+            fail(str(error).splitlines()[0])
+        except OSError:
+            remove_fresh_directory()
+            raise
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let errors through to here
     try:
-        application()
+        hydra.main(config_path=config, config_name=name, version_base=None)(functools.wraps(function)(guarded))()
     except (HydraException, OmegaConfBaseException) as error:  # an unknown key, a value that cannot be parsed, ...
-        print(f"error: {error}", file=sys.stderr)
-        sys.exit(2)
-    except OSError as error:
-        if error.errno not in DISK_TROUBLE:
+        fail(str(error))
+    except OSError:
+        raise
+    except Exception as error:
+        if seen.composed:
             raise
-        directory = next((a for a in sys.argv[1:] if a.startswith("hydra.run.dir=")), "hydra.run.dir")
-        print(f"error: {directory}: {error}; choose a directory that can be written", file=sys.stderr)
-        sys.exit(2)
+        fail(f"{' '.join(sys.argv[1:])}: {str(error).partition(chr(10))[0] or type(error).__name__}")
     finally:
         if isaac := sys.modules.get("navrl.sim.isaac_engine"):  # Isaac Sim ends the process, so it is closed last
             isaac.leave_runtime(*sys.exc_info())
@@ -123,7 +197,7 @@ def _show_help(about: str, name: str, folder: Path) -> None:
     print(about.strip())
     for file in (folder / f"{name}.yaml", folder / "base.yaml", *sorted(folder.glob("sim/*.yaml"))):
         print(f"\n{RULE}\ncfg/{file.relative_to(folder)}\n")
-        print(file.read_text().partition("\nhydra:")[0].strip())
+        print(file.read_text("utf-8").partition("\nhydra:")[0].strip())
     presets = ", ".join(file.stem for file in sorted(folder.glob("reward/*.yaml")))
     print(f"\n{RULE}\nreward=<preset> chooses one of: {presets}")
 
@@ -148,7 +222,8 @@ def options(about: str | None, main_key: str = "", /, **defaults: object) -> Sim
             given.setdefault(key, []).extend([value] if equals else [])
         elif re.match(r"\w+=", word):
             name, _, value = word.partition("=")
-            given[name] = value.strip("[]").split(",") if value.startswith("[") else [value]
+            many = isinstance(defaults.get(name), list | tuple) and value.startswith("[")
+            given[name] = value.strip("[]").split(",") if many else [value]
             key = main_key
         else:
             given.setdefault(key, []).append(word)

@@ -1,32 +1,35 @@
-"""Stopping on request: Ctrl-C or a scheduler's SIGTERM ends training after the current iteration."""
+"""Stopping on request: Ctrl-C, a scheduler's SIGTERM or a lost terminal ends training after the current iteration."""
 
 from __future__ import annotations
 
-import os
 import signal
-import sys
 import time
+from collections.abc import Callable
 from types import FrameType
+from typing import Any
 
-SHOW_CURSOR = "\x1b[?25h"
+from navrl.io.output import leave
+
+
+def on_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
+    """Call `handler` on every request to stop; returns the handlers before. `nohup` keeps its meaning."""
+    numbers = [signal.SIGINT, signal.SIGTERM]
+    if signal.getsignal(signal.SIGHUP) != signal.SIG_IGN:
+        numbers.append(signal.SIGHUP)
+    return {number: signal.signal(number, handler) for number in numbers}
 
 
 class StopRequest:
-    """True once the process was asked to stop. A second request ends the process at once.
-
-    That is safe because files appear under their names only when complete.
-    """
+    """True once the process was asked to stop. A second request ends the process at once."""
 
     def __init__(self) -> None:
         self.signal: int | None = None
         self.at = 0.0
-        self._before = {s: signal.signal(s, self._note) for s in (signal.SIGINT, signal.SIGTERM)}
+        self._before = on_signals(self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         if self.signal is not None:
-            if sys.stdout.isatty():
-                os.write(sys.stdout.fileno(), SHOW_CURSOR.encode())
-            os._exit(128 + number)
+            leave(128 + number)
         self.signal, self.at = number, time.monotonic()
 
     def __bool__(self) -> bool:

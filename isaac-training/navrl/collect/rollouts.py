@@ -30,7 +30,7 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-from navrl.io.files import DiskGuard, append_line, sync_directory
+from navrl.io.files import DiskGuard, append_line, open_file, sync_directory, write_text
 
 log = logging.getLogger("navrl")
 
@@ -193,7 +193,7 @@ class RolloutArchive:
 
 def append_record(folder: Path, record: bytes, line: dict) -> dict:
     """Append the record first, then its index line: a record left without a line by a crash is ignored."""
-    with (folder / DATA).open("ab", buffering=0) as file:  # unbuffered: a full disk must leave nothing to write later
+    with open_file(folder / DATA, "ab", buffering=0) as file:  # a full disk must leave nothing to write later
         begin = file.tell()
         try:
             rest = memoryview(record)
@@ -245,9 +245,7 @@ def read_index(folder: Path) -> list[dict]:
 def write_index(folder: Path, lines: list[dict]) -> None:
     """Rewrite the index with these rollouts and truncate the data after the last of them."""
     end = max((line["offset"] + line["bytes"] for line in lines), default=0)
-    temporary = folder / f"{INDEX}.tmp"
-    temporary.write_text("".join(json.dumps(_signed(line)) + "\n" for line in lines))
-    temporary.replace(folder / INDEX)
+    write_text(folder / INDEX, "".join(json.dumps(_signed(line)) + "\n" for line in lines))
     os.truncate(folder / DATA, end)
 
 

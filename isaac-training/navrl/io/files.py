@@ -20,7 +20,7 @@ import zlib
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import IO, Any, BinaryIO
 
 import lz4.frame
 import psutil
@@ -42,6 +42,38 @@ class BadCheckpoint(ValueError):
 # --- writing ----------------------------------------------------------------------------------------------------
 
 
+def open_file(path: Path, mode: str, **options: Any) -> IO:
+    """Open a file of a run, but never through a symbolic link: what that points to is not the run's to change."""
+    if "b" not in mode:
+        options = {"encoding": "utf-8", **options}
+    return open(path, mode, opener=_without_links, **options)
+
+
+def _without_links(name: str, flags: int) -> int:
+    return os.open(name, flags | os.O_NOFOLLOW, 0o666)
+
+
+@contextlib.contextmanager
+def whole_file(path: Path, mode: str = "w", **options: Any) -> Iterator[IO]:
+    """A file to write that appears under its name when it is complete, and not at all if writing fails."""
+    temporary = path.with_name(path.name + TEMPORARY)
+    try:
+        temporary.unlink(missing_ok=True)  # a link, or left by a process that was killed
+        with open_file(temporary, mode, **options) as file:
+            yield file
+        temporary.replace(path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink()
+        raise
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a whole text file."""
+    with whole_file(path) as file:
+        file.write(text)
+
+
 @dataclass(frozen=True)
 class Written:
     """A save as recorded in its manifest line."""
@@ -60,27 +92,20 @@ def write_checkpoint(path: Path, content: dict, level: int | None = None, manife
     """
     began = time.perf_counter()
     path = path if level is None or path.suffix == PACKED else path.with_name(path.name + PACKED)
-    temporary = path.with_name(path.name + TEMPORARY)
-    try:
-        with temporary.open("wb") as file:
-            sink = _Sink(file, level)
-            try:
-                with io.BufferedWriter(sink, PIECE) as buffer:  # torch writes in hundreds of small pieces  # pyright: ignore[reportArgumentType]
-                    torch.save(content, buffer)
-            except (RuntimeError, ValueError) as error:  # how torch and the buffer wrap write errors
-                raise sink.error or error from None
-            file.flush()
-            os.fsync(file.fileno())
+    with whole_file(path, "wb") as file:
+        sink = _Sink(file, level)
+        try:
+            with io.BufferedWriter(sink, PIECE) as buffer:  # torch writes in hundreds of small pieces  # pyright: ignore[reportArgumentType]
+                torch.save(content, buffer)
+        except (RuntimeError, ValueError) as error:  # how torch and the buffer wrap write errors
+            raise sink.error or error from None
+        file.flush()
+        os.fsync(file.fileno())
         name = os.path.relpath(path, manifest.parent) if manifest else path.name
         written = Written(name, sink.bytes, sink.raw, f"{sink.crc:08x}", time.perf_counter() - began)
         if manifest:  # before the rename: a line without a file can be detected, a file without a line cannot
             with contextlib.suppress(OSError):  # the file matters more than its manifest line
                 append_line(manifest, {"time": time.strftime("%Y-%m-%dT%H:%M:%S%z"), **asdict(written)})
-        temporary.replace(path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            temporary.unlink()
-        raise
     with contextlib.suppress(OSError):  # some network file systems do not support it; the file is in place
         sync_directory(path.parent)
     with contextlib.suppress(OSError):
@@ -94,7 +119,7 @@ class _Sink(io.RawIOBase):
     Packing, checksum and disk writes all release the GIL.
     """
 
-    def __init__(self, file: BinaryIO, level: int | None) -> None:
+    def __init__(self, file: IO, level: int | None) -> None:
         self.file, self.error = file, None
         self.raw = self.bytes = self.crc = 0
         self.packer = None
@@ -133,7 +158,7 @@ class _Sink(io.RawIOBase):
 def append_line(path: Path, record: dict, sync: bool = False) -> None:
     """Append a line of JSON, on disk on return if `sync`; a line truncated by an earlier crash stays separate."""
     line = json.dumps(record).encode() + b"\n"
-    with path.open("ab+") as file:
+    with open_file(path, "ab+") as file:
         if file.tell() and (file.seek(-1, os.SEEK_END), file.read(1))[1] != b"\n":
             line = b"\n" + line
         file.write(line)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Mapping
 
@@ -12,7 +13,10 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from navrl.io.output import lost_output
 from navrl.monitor.flights import COLOURS
+
+log = logging.getLogger("navrl")
 
 PLAIN_SECONDS = 10.0  # between lines where the screen cannot be redrawn
 
@@ -26,7 +30,8 @@ class TrainingConsole:
             self.console.width = 120  # nobody resizes a log file
         self.title, self.total = title, total_frames
         self.live = Live(console=self.console, refresh_per_second=2, transient=True)
-        self._last_line = 0.0
+        self._last_line = -PLAIN_SECONDS  # the clock may have started just now
+        self._told = False  # that nobody reads this
 
     def __enter__(self) -> TrainingConsole:
         if self.console.is_terminal:
@@ -40,6 +45,9 @@ class TrainingConsole:
     def say(self, what: object) -> None:
         """Print something that stays on the screen."""
         self.console.print(what, highlight=False, soft_wrap=isinstance(what, str))
+        if not self._told and (error := lost_output()):
+            self._told = True
+            log.warning("the output can no longer be written (%s); training continues unseen", error.strerror or error)
 
     def update(self, frames: int, speed: float, metrics: Mapping[str, float], shares: Mapping[str, float]) -> None:
         """Show progress: `speed` in frames/s, `shares` of wall time by phase, `metrics` as logged."""

@@ -13,6 +13,7 @@ import torch
 from rich import box
 from rich.table import Table
 
+from navrl.io.files import whole_file
 from navrl.schema import OUTCOMES
 
 if TYPE_CHECKING:
@@ -113,7 +114,8 @@ def pyplot() -> ModuleType:
 def write_figure(figure: Any, path: Path) -> None:
     """Write a figure and free its memory, even if the disk is full."""
     try:
-        figure.savefig(path, dpi=100)
+        with whole_file(path, "wb") as file:
+            figure.savefig(file, dpi=100, format=path.suffix[1:])
     finally:
         pyplot().close(figure)
 

@@ -4,14 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import csv
+import errno
 import logging
 import os
 import subprocess
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
+from navrl.io.files import open_file, whole_file
+
 log = logging.getLogger("navrl")
+
+LARGEST = 1 << 29  # bytes of a metrics.csv
 
 
 class Logger(Protocol):
@@ -23,37 +28,41 @@ class Logger(Protocol):
 
 
 class CsvLogger:
-    """metrics.csv: one row per iteration, one column per metric; a column that appears later is added to the file."""
+    """metrics.csv: one row per iteration, one column per metric; a column that appears later is added to the file.
 
-    def __init__(self, path: Path, rows: list[dict[str, float]] | None = None) -> None:
-        """`rows`: what the file holds from before, in a resumed run."""
+    Rows are kept in memory only until they are on disk: a run may have any number of them.
+    """
+
+    def __init__(self, path: Path, rows: Sequence[Mapping[str, float]] | None = None) -> None:
+        """`rows`: what the file holds from before, in a resumed run; None: it begins anew."""
         self.path = path
-        self.rows: list[dict[str, float]] = rows or []
-        self._columns: list[str] | None = None  # of the file; None: it has to be rewritten
+        self._unwritten = [*(rows or [])]
+        self._columns: list[str] = []  # of the file
+        self._whole = True  # nothing was torn by a write that failed
+        self._begun = False
 
     def log(self, metrics: Mapping[str, float], frames: int) -> None:
-        self.rows.append({"frames": frames, **metrics})
-        columns, self._columns = self._columns, None  # a write that fails leaves a file not to be trusted
-        if columns and set(self.rows[-1]) <= set(columns):
-            with self.path.open("a", newline="") as file:
-                csv.DictWriter(file, columns).writerow(self.rows[-1])
+        self._unwritten.append({"frames": frames, **metrics})
+        if self._whole and self._begun and all(row.keys() <= set(self._columns) for row in self._unwritten):
+            self._whole = False
+            with open_file(self.path, "a", newline="") as file:
+                csv.DictWriter(file, self._columns).writerows(self._unwritten)
         else:
-            columns = list(dict.fromkeys(key for row in self.rows for key in row))
-            self._write_all(columns)
-        self._columns = columns
+            self._write_all(self.rows())
+        self._whole, self._begun = True, True
+        self._unwritten.clear()
 
-    def _write_all(self, columns: list[str]) -> None:
-        temporary = self.path.with_suffix(".csv.tmp")
-        try:
-            with temporary.open("w", newline="") as file:
-                writer = csv.DictWriter(file, columns)
-                writer.writeheader()
-                writer.writerows(self.rows)
-            temporary.replace(self.path)
-        except OSError:
-            with contextlib.suppress(OSError):
-                temporary.unlink()
-            raise
+    def rows(self) -> list[dict[str, float]]:
+        """Every row so far."""
+        return [*(read_rows(self.path) if self._begun else []), *map(dict, self._unwritten)]
+
+    def _write_all(self, rows: Sequence[Mapping[str, float]]) -> None:
+        columns = list(dict.fromkeys(key for row in rows for key in row))
+        with whole_file(self.path, newline="") as file:
+            writer = csv.DictWriter(file, columns)
+            writer.writeheader()
+            writer.writerows(rows)
+        self._columns = columns
 
     def picture(self, name: str, path: Path, frames: int) -> None:
         """Pictures are already in the run directory."""
@@ -63,14 +72,21 @@ class CsvLogger:
 
 
 def read_rows(path: Path) -> list[dict[str, float]]:
-    """The rows of a metrics.csv, without those that a crash or a power cut spoiled."""
-    whole = path.read_text(errors="replace").replace("\0", "").rpartition("\n")[0].splitlines()
+    """The rows of a metrics.csv, without those that a crash, a power cut or somebody spoiled.
+
+    Reads at most `LARGEST` bytes: 100,000 iterations are about 100 MB.
+    """
+    if path.stat().st_size > LARGEST:
+        raise OSError(errno.EFBIG, f"{path} is larger than {LARGEST >> 20} MB, which no run of ours writes")
+    whole = path.read_text("utf-8", errors="replace").replace("\0", "").rpartition("\n")[0].splitlines()
     rows = []
-    for row in csv.DictReader(whole):
-        with contextlib.suppress(ValueError, TypeError):
+    for row in csv.DictReader((line for line in whole if len(line) < 1 << 16), quoting=csv.QUOTE_NONE):
+        with contextlib.suppress(ValueError, TypeError, OverflowError):
             values = {key: float(value) for key, value in row.items() if value}
-            rows.append({**values, "frames": int(values["frames"])} if "frames" in values else {})
-    return [row for row in rows if row]
+            values = {key: value for key, value in values.items() if abs(value) < 1e18}  # not NaN, not infinite
+            if 0 <= values.get("frames", -1) <= 1e13:
+                rows.append({**values, "frames": int(values["frames"])})
+    return rows
 
 
 class TensorBoardLogger:

@@ -17,6 +17,8 @@ import numpy as np
 import psutil
 import torch
 
+from navrl.io.files import open_file
+
 log = logging.getLogger("navrl")
 
 KEPT = 1000  # durations kept per timer
@@ -97,7 +99,7 @@ class PerformanceMonitor:
         self._place = _Place(self)
         self._began = time.perf_counter()
         self._memory: deque[float] = deque(maxlen=GROWTH_WINDOWS + 1)
-        self._samples: list[float] = []
+        self._samples = [0.0, 0]  # sum and number since the last window
         self._warned = False
         self._process = psutil.Process()
         self._trace = trace
@@ -167,7 +169,7 @@ class PerformanceMonitor:
     def memory(self, buffers: int = 0) -> dict[str, float]:
         """Return current memory in MB: of the process, of the device, and of the given `buffers` (bytes)."""
         resident = self._process.memory_info().rss / 1e6
-        self._samples.append(resident)
+        self._samples = [self._samples[0] + resident, self._samples[1] + 1]
         out = {"perf/memory_mb": resident, "perf/buffers_mb": buffers / 1e6}
         if self._cuda:
             out["perf/cuda_mb"] = torch.cuda.memory_allocated() / 1e6
@@ -175,9 +177,10 @@ class PerformanceMonitor:
 
     def end_window(self) -> dict[str, float]:
         """Return `perf/*` for a logger and check memory growth; call every hundred iterations or so."""
-        if self._samples:
-            self._memory.append(float(np.mean(self._samples)))
-            self._samples.clear()
+        total, count = self._samples
+        if count:
+            self._memory.append(total / count)
+            self._samples = [0.0, 0]
         rises = np.diff(self._memory)
         if not self._warned and len(rises) == GROWTH_WINDOWS and (rises > 0).all() and rises.sum() > GROWTH_MB:
             self._warned = True
@@ -193,7 +196,7 @@ class PerformanceMonitor:
             return
         events, self._events = self._events, []
         process = os.getpid()
-        with self._trace.open("a") as file:
+        with open_file(self._trace, "a") as file:
             file.write("" if file.tell() else "[\n")
             for path, began, ended, thread in events:
                 span = {"ts": 1e6 * (began - self._began), "dur": 1e6 * (ended - began), "pid": process, "tid": thread}

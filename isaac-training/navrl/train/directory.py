@@ -1,9 +1,11 @@
-"""The directory of a run: one process at a time may write into it."""
+"""The directory of a run: its own, and one process at a time may write into it."""
 
 from __future__ import annotations
 
 import contextlib
 import fcntl
+import itertools
+import logging
 import os
 import shutil
 from pathlib import Path
@@ -11,54 +13,106 @@ from pathlib import Path
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
-from navrl.checkpoint.retention import FOLDER, set_aside_after
-from navrl.io.files import TEMPORARY
+from navrl.checkpoint.retention import FOLDER, set_aside_after, states_of
+from navrl.io.files import TEMPORARY, open_file, write_text
 from navrl.settings import ConfigError
+
+SETTINGS = "config"  # folder of the settings; who creates it has the directory
+LOCK, LOG = ".lock", "log.txt"
+OURS = {SETTINGS, FOLDER, LOG, *(f"{SETTINGS}/{name}" for name in (LOCK, "config.yaml", "overrides.yaml"))}
 
 
 class RunDirectory:
-    """A run's directory, locked for this process until it is closed; created if it is new."""
+    """A run's directory, locked for this process until it is closed. What the run logs is kept in log.txt."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        (path / FOLDER).mkdir(parents=True, exist_ok=True)
+        refuse_links(path)
+        for folder in (SETTINGS, FOLDER):
+            (path / folder).mkdir(parents=True, exist_ok=True)
         self._lock = _lock(path)
         for leftover in (path / FOLDER).glob(f"*{TEMPORARY}"):  # of a process that was killed while writing
             leftover.unlink()
+        self._log: logging.StreamHandler | None = None
 
     def take_over(self, iteration: int, config: dict, overrides: list[str]) -> None:
-        """Continue the run in here from `iteration`, with these settings."""
+        """Train in here from `iteration` on, with these settings."""
+        self._log = logging.StreamHandler(open_file(self.path / LOG, "a"))
+        self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+        logging.getLogger("navrl").addHandler(self._log)
         set_aside_after(self.path, iteration)
-        (self.path / "config").mkdir(exist_ok=True)
-        OmegaConf.save(OmegaConf.create(config), self.path / "config" / "config.yaml")
-        OmegaConf.save(OmegaConf.create(overrides), self.path / "config" / "overrides.yaml")
+        write_settings(self.path, config, overrides)
 
     def __enter__(self) -> RunDirectory:
         return self
 
     def __exit__(self, *_: object) -> None:
         """Let another process have the run."""
+        if self._log:
+            logging.getLogger("navrl").removeHandler(self._log)
+            with contextlib.suppress(OSError):
+                self._log.stream.close()
         os.close(self._lock)
+
+
+def write_settings(run: Path, config: dict, overrides: list[str]) -> None:
+    """What the run was told, for whoever looks at it: all of it, and what was typed."""
+    write_text(run / SETTINGS / "config.yaml", OmegaConf.to_yaml(config))
+    write_text(run / SETTINGS / "overrides.yaml", OmegaConf.to_yaml(overrides))
+
+
+def refuse_links(run: Path) -> None:
+    """A link in a directory from elsewhere could have any file of the user overwritten. wandb makes some of its own."""
+    home = (run / "wandb").absolute()
+    for folder, folders, files in os.walk(run):
+        for path in (Path(folder) / name for name in folders + files):
+            within = path.absolute().is_relative_to(home) and path.parent.resolve().is_relative_to(home.resolve())
+            if path.is_symlink() and not (within and path.resolve().is_relative_to(home.resolve())):
+                raise ConfigError("resume", run, f"holds a symbolic link, {path.relative_to(run)}; remove it")
 
 
 def _lock(run: Path) -> int:
     """Held by the process, released with it, however it ends."""
-    path = run / FOLDER / ".lock"
-    handle = os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
+    handle = os.open(run / SETTINGS / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
+        process = os.read(handle, 20).decode(errors="replace") or "?"
         os.close(handle)
-        raise ConfigError("resume", run, f"is being trained by process {path.read_text() or '?'}") from None
+        raise ConfigError("resume", run, f"is being trained by process {process}") from None
     except OSError:  # a file system without locks: better to train than not
         return handle
-    path.write_text(str(os.getpid()))
+    with contextlib.suppress(OSError):  # of a full disk
+        os.ftruncate(handle, 0)
+        os.write(handle, str(os.getpid()).encode())
     return handle
 
 
+# --- the directory of a new run -------------------------------------------------------------------------------------
+
+_fresh: Path | None = None  # made for this command
+
+
 def fresh_directory() -> Path:
-    """The directory Hydra made for this command, as short as it can be written."""
-    return shortest(Path(HydraConfig.get().runtime.output_dir))
+    """A directory for this command alone: the one Hydra made, or the next free name if another run was quicker."""
+    global _fresh
+    wanted = Path(HydraConfig.get().runtime.output_dir)
+    typed = any(text.startswith("hydra.run.dir=") for text in HydraConfig.get().overrides.hydra)
+    for number in itertools.count(1):
+        path = wanted if number == 1 else wanted.with_name(f"{wanted.name}-{number}")
+        try:
+            path.mkdir(parents=True, exist_ok=number == 1)
+            (path / SETTINGS).mkdir()  # atomic: one process succeeds
+        except FileExistsError:
+            if not typed:
+                continue
+            refuse_links(path)
+            if states_of(path):
+                fix = "holds a training run already; continue it with resume=, or choose another directory"
+                raise ConfigError("hydra.run.dir", shortest(path), fix) from None
+        _fresh = path
+        return shortest(path)
+    raise AssertionError("there is always another name")
 
 
 def shortest(path: Path) -> Path:
@@ -67,13 +121,20 @@ def shortest(path: Path) -> Path:
     return path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
 
 
-def remove_fresh_directory() -> None:
-    """Remove the directory Hydra made, if it holds nothing but the configuration."""
-    directory = Path(HydraConfig.get().runtime.output_dir)
-    saved = directory / str(HydraConfig.get().output_subdir)
-    if set(directory.rglob("*")) <= {saved, *(saved / f"{name}.yaml" for name in ("config", "hydra", "overrides"))}:
-        shutil.rmtree(saved, ignore_errors=True)
+def remove_fresh_directory() -> Path | None:
+    """Remove the directory made for this command if nothing of value is in it; returns it if it stays."""
+    if HydraConfig.instance().cfg is None:
+        return None
+    hydras = Path(HydraConfig.get().runtime.output_dir)
+    for directory in {hydras, _fresh or hydras}:
+        if not directory.is_dir():
+            continue
+        if directory == _fresh and {str(path.relative_to(directory)) for path in directory.rglob("*")} <= OURS:
+            for folder in (SETTINGS, FOLDER):
+                shutil.rmtree(directory / folder, ignore_errors=True)
+            (directory / LOG).unlink(missing_ok=True)
         with contextlib.suppress(OSError):
             for empty in (directory, *directory.parents[:2]):  # and runs/<date> above it, if they are new too
                 if empty != Path.cwd():
                     empty.rmdir()
+    return shortest(_fresh) if _fresh and _fresh.is_dir() else None

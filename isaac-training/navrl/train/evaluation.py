@@ -10,6 +10,7 @@ import torch
 from tensordict import TensorDictBase
 
 from navrl.checkpoint.stop import StopRequest
+from navrl.io.files import write_text
 from navrl.monitor.console import TrainingConsole, clock
 from navrl.monitor.curves import draw_curves
 from navrl.monitor.flights import draw_flights, results_table
@@ -52,7 +53,7 @@ class PeriodicEvaluation:
             progress.scores.update({f"eval/{name}/success": result["success"] for name, result in results.items()})
             with loggers.disk("drawing an evaluation"):
                 told = {"frames": progress.frames, "scenarios": results}
-                (self.saving.run / "eval.json").write_text(json.dumps(told, indent=2) + "\n")
+                write_text(self.saving.run / "eval.json", json.dumps(told, indent=2) + "\n")
                 if self.settings.picture:
                     first, flights = next(iter(flown.items()))
                     picture = self.saving.run / f"flights-{first}.png"
@@ -70,7 +71,7 @@ class PeriodicEvaluation:
         """Draw the metrics so far into curves.png."""
         monitor, run, loggers = self.saving.monitor, self.saving.run, self.saving.loggers
         with monitor.timer("evaluate"), loggers.disk("drawing curves"):
-            draw_curves(run / "curves.png", f"{run}   {clock(monitor.elapsed)}", loggers.csv.rows)
+            draw_curves(run / "curves.png", f"{run}   {clock(monitor.elapsed)}", loggers.csv.rows())
 
     def _act(self, observation: TensorDictBase) -> torch.Tensor:
         ppo = self.saving.ppo

@@ -18,13 +18,14 @@ class Loggers:
     def __init__(
         self, settings: TrainSettings, run: Path, disk: DiskGuard, code_version: str, resumed: Resumed | None = None
     ) -> None:
-        self.disk, self.csv, self.wandb_id = disk, CsvLogger(run / "metrics.csv"), settings.logging.run_id
-        self._loggers: list[Logger] = [self.csv]
-        frames = 0
+        self.disk, self.wandb_id = disk, settings.logging.run_id
+        frames, rows = 0, []
         if resumed:
             frames, self.wandb_id = resumed.state["frames"], self.wandb_id or resumed.state.get("wandb_id")
-            with contextlib.suppress(FileNotFoundError):
-                self.csv.rows = [row for row in read_rows(resumed.history / "metrics.csv") if row["frames"] <= frames]
+            with disk("reading the metrics so far"), contextlib.suppress(FileNotFoundError):
+                rows = [row for row in read_rows(resumed.history / "metrics.csv") if row["frames"] <= frames]
+        self.csv = CsvLogger(run / "metrics.csv", rows)
+        self._loggers: list[Logger] = [self.csv]
         s = settings.logging
         if s.logger == "tensorboard":
             self._loggers.append(TensorBoardLogger(run / "tensorboard", frames))

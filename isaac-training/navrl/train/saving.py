@@ -21,7 +21,7 @@ from navrl.train.loggers import Loggers
 from navrl.train.progress import Progress
 from navrl.train.replay import REPLAY, replay_content
 from navrl.train.resume import machine_now, random_state
-from navrl.train.settings import TrainSettings
+from navrl.train.settings import TrainSettings, shell_word
 
 log = logging.getLogger("navrl")
 
@@ -52,6 +52,7 @@ class Saving:
         self.saver = AsyncCheckpointSaver(settings.save.queue_size, settings.save.level, run / MANIFEST, disk)
         self._config = OmegaConf.to_yaml(settings.config)
         self._saved_at = time.monotonic()
+        self.policy_iteration: int | None = None  # of the policy.pt on disk, if this process wrote it
 
     def due(self) -> bool:
         """Whether it is time to save, by iterations or by the clock."""
@@ -117,6 +118,7 @@ class Saving:
         network, norm = self.settings.network, state["ppo"]["value_norm"]
         content = policy_content(network, state["ppo"]["averaged"], norm, state["about"])
         write_checkpoint(self.run / "policy.pt", content, manifest=self.saver.manifest)
+        self.policy_iteration = state["iteration"]
         every = self.settings.save.keep_every
         if every and state["iteration"] % every == 0:
             write_checkpoint(self.folder.policy(state["iteration"]), content, manifest=self.saver.manifest)
@@ -133,4 +135,5 @@ class Saving:
                 log.warning("the state could not be saved: %s: %s", type(second).__name__, second)
         self.saver.shutdown()
         if error is not None and states_of(self.run):
-            log.warning("%s ended the run; resume with: navrl train resume=%s", type(error).__name__, self.run)
+            hint = shell_word("resume", self.run)
+            log.warning("%s ended the run; resume with: navrl train %s", type(error).__name__, hint)

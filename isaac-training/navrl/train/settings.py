@@ -7,6 +7,7 @@ import logging
 import math
 import os
 import re
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -197,6 +198,11 @@ def _has_window(sim: SimSettings, physics: str) -> bool:
         reason = "there is no screen (DISPLAY is not set)" if physics == "physx" else reason
         log.warning("headless=false: %s; pictures are drawn into the run directory", reason)
     return not sim.headless and screen and physics == "physx"
+
+
+def shell_word(key: str, path: str | Path) -> str:
+    """`key=path` as a person can paste it into a shell, whatever characters the path has."""
+    return shlex.quote(f"{key}={path}")
 
 
 # --- checks that concern several settings -----------------------------------------------------------------------------
