@@ -32,7 +32,7 @@ import torch
 from torch import Tensor, nn
 
 from navrl.cli import command, fail, options
-from navrl.io.files import BadCheckpoint
+from navrl.io.files import BadCheckpoint, whole_file
 from navrl.ppo.navrl_format import to_navrl
 from navrl.ppo.networks import ActorCritic, NavRLEncoder
 from navrl.ppo.policy_file import load_policy
@@ -71,6 +71,14 @@ def main() -> None:
         fail(f"output={output}: must end in .onnx; the other formats are written beside it")
     if not output.parent.is_dir():
         fail(f"output={output}: the directory {output.parent} does not exist")
+    if output.is_dir():
+        fail(f"output={output}: is a directory")
+    try:
+        with whole_file(trial := output.with_name(output.name + ".trial")):  # found out before the slow part
+            pass
+        trial.unlink()
+    except OSError as error:
+        fail(f"output={output}: {error.strerror or error}; choose a place that can be written")
     try:
         policy, about = load_policy(given.checkpoint)
     except BadCheckpoint as error:

@@ -23,6 +23,8 @@ from navrl.monitor.console import clock
 from navrl.monitor.curves import draw_comparison
 from navrl.monitor.metrics import read_rows
 
+PICTURES = (".png", ".pdf", ".svg", ".jpg")
+
 
 @command
 def main() -> None:
@@ -34,11 +36,17 @@ def main() -> None:
         if not (Path(run) / "metrics.csv").is_file():
             fail(f"runs={run}: is not a run directory (it has no metrics.csv)")
         runs[run] = read_rows(Path(run) / "metrics.csv")
-    if not Path(given.output).absolute().parent.is_dir():
-        fail(f"output={given.output}: the directory does not exist")
+    output = Path(given.output)
+    if output.suffix not in PICTURES or output.is_dir():
+        fail(f"output={output}: must be a file that ends in {', '.join(PICTURES)}")
+    if not output.absolute().parent.is_dir():
+        fail(f"output={output}: the directory does not exist")
     Console().print(results(runs))
-    draw_comparison(Path(given.output), runs)
-    print(f"drawn: {given.output}")
+    try:
+        draw_comparison(output, runs)
+    except OSError as error:
+        fail(f"output={output}: {error.strerror or error}")
+    print(f"drawn: {output}")
 
 
 def results(runs: dict[str, list[dict[str, float]]]) -> Table:

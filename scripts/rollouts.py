@@ -23,6 +23,7 @@ from rich.table import Table
 from navrl.cli import command, fail, options
 from navrl.collect.rollouts import FOLDER, BadRollout, RolloutStorage
 from navrl.monitor.flights import COLOURS, pyplot, write_figure
+from navrl.schema import STATE
 
 SEEN = "agents/observation/"
 
@@ -35,7 +36,7 @@ def listing(storage: RolloutStorage) -> Table:
         table.add_column(heading, justify="right")
     for number, line in enumerate(storage.lines):
         size = [f"{line[key] / 1e6:.2f}" for key in ("bytes", "raw_bytes")]
-        when = [str(line["iteration"]), f"{line['frames'] / 1e6:.2f}"]
+        when = [str(line.get("iteration", "–")), f"{line['frames'] / 1e6:.2f}" if "frames" in line else "–"]
         table.add_row(str(number), *when, f"{line['drones']} × {line['steps']}", str(line["episodes"]), *size)
     return table
 
@@ -43,12 +44,18 @@ def listing(storage: RolloutStorage) -> Table:
 def draw(storage: RolloutStorage, rollout: int, drones: list[int], path: Path) -> None:
     """One panel per drone, in the goal frame: the goal is at the origin, the flight comes from the left."""
     keys = [SEEN + "state", SEEN + "lidar", "next/done", *(f"next/stats/{name}" for name in COLOURS)]
-    data = storage.read(rollout, drones, keys)
+    try:
+        data = storage.read(rollout, drones, keys)
+    except KeyError as error:
+        raise BadRollout(str(error.args[0])) from None
+    size = len(drones), storage.lines[rollout]["steps"]
     state, lidar = (data.get(("agents", "observation", name)).numpy() for name in ("state", "lidar"))
-    done = data.get(("next", "done")).squeeze(-1).numpy()
+    if state.shape != (*size, STATE) or lidar.ndim != 5 or data["next", "done"].shape != (*size, 1):
+        raise BadRollout(f"rollout {rollout} in {storage.folder} holds something else than flights")
+    done = data.get(("next", "done")).squeeze(-1).numpy().astype(bool)
     position = -state[..., :3] * np.hypot(state[..., 3], state[..., 4])[..., None]
     angle = np.linspace(0.0, 2.0 * np.pi, lidar.shape[3], endpoint=False)
-    reach = storage.lines[rollout]["lidar_range"]
+    reach = storage.lines[rollout].get("lidar_range", 4.0)
     plt = pyplot()
     columns = min(4, len(drones))
     rows = -(-len(drones) // columns)
@@ -66,7 +73,7 @@ def draw(storage: RolloutStorage, rollout: int, drones: list[int], path: Path) -
         for end in [*np.flatnonzero(done[i]), done.shape[1] - 1]:
             if end < begin:
                 continue
-            outcome = [name for name in COLOURS if data["next", "stats", name][i, end, 0] > 0 and done[i, end]]
+            outcome = [name for name in COLOURS if data["next", "stats", name][i, end].sum() > 0 and done[i, end]]
             colour = COLOURS[outcome[0]] if outcome else "#333333"
             axis.plot(*position[i, begin : end + 1, :2].T, color=colour, lw=1.4)
             axis.plot(*position[i, begin, :2], "o", color=colour, ms=3)

@@ -20,7 +20,7 @@ from typing import NoReturn
 
 from navrl.checkpoint.stop import on_signals
 from navrl.io.output import OUTPUT_LOST, leave, lost_output, make_output_lenient
-from navrl.settings import ConfigError
+from navrl.settings import ConfigError, one_line
 
 COMMANDS = {
     "train": "train a policy",
@@ -181,13 +181,17 @@ def _run_hydra(function: Callable, name: str, config: str) -> None:
     try:
         hydra.main(config_path=config, config_name=name, version_base=None)(functools.wraps(function)(guarded))()
     except (HydraException, OmegaConfBaseException) as error:  # an unknown key, a value that cannot be parsed, ...
-        fail(str(error))
+        line = str(error).strip().partition("\n")[0].rstrip(".")
+        key = getattr(error, "full_key", None)
+        line = f"{key}: {line}" if key and key not in line else line
+        hint = "; --help lists every key" if "Could not override" in line else ""
+        fail(line + (hint or "; settings are given as key=value" if "parsing override" in line else hint))
     except OSError:
         raise
     except Exception as error:
         if seen.composed:
             raise
-        fail(f"{' '.join(sys.argv[1:])}: {str(error).partition(chr(10))[0] or type(error).__name__}")
+        fail(f"{' '.join(sys.argv[1:])}: {str(error).strip() or type(error).__name__} (--help lists every key)")
     finally:
         if isaac := sys.modules.get("navrl.sim.isaac_engine"):  # Isaac Sim ends the process, so it is closed last
             isaac.leave_runtime(*sys.exc_info())
@@ -261,5 +265,5 @@ def _written(value: object) -> str:
 
 def fail(line: str) -> NoReturn:
     """One line, and exit code 2."""
-    print(f"error: {line}", file=sys.stderr)
+    print(f"error: {one_line(line.strip(), 2000)}", file=sys.stderr)
     sys.exit(2)

@@ -11,7 +11,7 @@ import itertools
 import logging
 import math
 import typing
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass
 from numbers import Real
 from typing import Any, TypeVar
@@ -26,7 +26,13 @@ class ConfigError(ValueError):
     """One line for the user: the key, its value, and what to do."""
 
     def __init__(self, key: str, value: object, fix: str) -> None:
-        super().__init__(f"{key}={value}: {fix}")
+        super().__init__(f"{one_line(f'{key}={value}', 300)}: {one_line(fix, 2000)}")
+
+
+def one_line(text: str, longest: int = 400) -> str:
+    """Text that may be shown: without line breaks and control characters, cut where it gets long."""
+    text = "".join(c if c.isprintable() else " " for c in text[: longest + 1])
+    return text if len(text) <= longest else text[: longest - 1] + "…"
 
 
 @dataclass(frozen=True)
@@ -69,6 +75,16 @@ def read(kind: type[T], config: Mapping, /, **given: object) -> T:
         elif is_dataclass(hints[f.name]) and f.default is MISSING:
             values[f.name] = read(hints[f.name], config)
     return kind(**values)
+
+
+def declared(kind: type) -> Iterator[str]:
+    """The keys that the settings object `kind` is read from."""
+    hints = typing.get_type_hints(kind)
+    for f in fields(kind):
+        if rule := f.metadata.get("rule"):
+            yield rule.key
+        elif is_dataclass(hints[f.name]):
+            yield from declared(hints[f.name])  # pyright: ignore[reportArgumentType]
 
 
 def check(value: Any, rule: Rule, kind: Any) -> Any:

@@ -16,10 +16,13 @@ from hydra.core.hydra_config import HydraConfig
 from omegaconf import OmegaConf
 
 from navrl.io.files import load_checkpoint, write_checkpoint
+from navrl.io.snapshot import Snapshot
+from navrl.monitor.flights import RecentFlights
+from navrl.ppo.networks import NetworkSettings
 from navrl.ppo.policy_file import TRAINING_STATE, load_policy
 from navrl.settings import ConfigError
 from navrl.train import resume
-from navrl.train.resume import PARTS
+from navrl.train.resume import STATE
 from navrl.train.settings import CONFIG
 
 ROOT = Path(__file__).parents[2]
@@ -46,27 +49,86 @@ def find(tmp_path) -> Iterator[Callable[..., resume.Resumed | None]]:
 @pytest.fixture
 def run(tmp_path, find) -> Path:
     """A run with two states, begun with seed=4."""
-    described = OmegaConf.to_yaml(compose("train", ["seed=4", "reward=navrl"]))
+    described = OmegaConf.to_yaml(compose("train", ["seed=4", "reward=navrl"]), resolve=True)
+    resume.seed_random_streams(0)
     for iteration in (3, 7):
-        state = {name: {} for name, kind in PARTS.items() if kind is dict} | {
+        state = {
             "format": TRAINING_STATE, "iteration": iteration, "frames": 100 * iteration, "config": described,
-            "overrides": ["seed=4", "reward=navrl"], "machine": resume.machine_now(),
+            "overrides": ["seed=4", "reward=navrl"], "machine": resume.machine_now(), "ppo": {}, "batches": {},
+            "network": NetworkSettings().describe(), "scores": {}, "scored": {}, "random": resume.random_state(),
+            "flights": RecentFlights().state(), "performance": {"elapsed": 1.0, "timers": {}}, "wandb_id": None,
         }  # fmt: skip
         (tmp_path / "run/checkpoints").mkdir(parents=True, exist_ok=True)
-        write_checkpoint(tmp_path / f"run/checkpoints/state-{iteration:08d}.pt", state, 0)
+        snapshot = Snapshot()
+        snapshot.take(state)
+        write_checkpoint(tmp_path / f"run/checkpoints/state-{iteration:08d}.pt", snapshot.content, 0)
     return tmp_path / "run"
 
 
-@pytest.mark.parametrize("part", PARTS)
-def test_a_state_that_was_made_up(find, run, part: str) -> None:
+def refused(find, run: Path, changes: dict, words: str) -> str:
+    """The line that a state with these changes costs; a value of ... removes the part."""
     path = run / "checkpoints/state-00000007.pt"
-    good = load_checkpoint(path)
-    another_kind = "else" if PARTS[part] is list else ["something else"]
-    for wrong in ({key: value for key, value in good.items() if key != part}, good | {part: another_kind}):
-        write_checkpoint(path, wrong, 0)
-        with pytest.raises(ConfigError, match=f"no proper {part}") as caught:
-            find(f"resume={path}")
-        assert "\n" not in str(caught.value)
+    state = {key: value for key, value in (load_checkpoint(path) | changes).items() if value is not ...}
+    write_checkpoint(path, state, 0)
+    with pytest.raises(ConfigError) as caught:
+        find(f"resume={path}")
+    line = str(caught.value)
+    assert line.startswith(f"resume={path}: ") and words in line and "\n" not in line, line
+    return line
+
+
+@pytest.mark.parametrize("part", [name for name in STATE if not name.endswith("?")])
+def test_a_state_that_was_made_up(find, run, part: str) -> None:
+    refused(find, run, {part: ...}, f"{part} is missing")
+    refused(find, run, {part: {"else": 1} if part == "overrides" else ["something else", 3]}, part)
+
+
+@pytest.mark.parametrize(
+    "changes, words",
+    [
+        ({"iteration": -5}, "iteration is -5"),
+        ({"iteration": True}, "iteration is True"),
+        ({"frames": 10**15}, "frames is 1000000000000000"),
+        ({"frames": 10**40}, "frames is an enormous number"),
+        ({"performance": {"elapsed": float("nan"), "timers": {}}}, "performance.elapsed is nan"),
+        ({"performance": {"elapsed": 1.0, "timers": {"a\nb": [0.0, 1]}}}, "a key of performance.timers"),
+        ({"wandb_id": "../../etc"}, "wandb_id is '../../etc'"),
+        ({"wandb_id": "..."}, "wandb_id is '...'"),
+        ({"network": {}}, "network has no encoder"),
+        ({"network": NetworkSettings().describe() | {"beams": [3000, 3000]}}, "network.beams[0] is 3000"),
+        ({"scores": {"eval/a,b/success": 0.5}}, "a key of scores"),
+        ({"config": "a: &a [1]\nb: [*a, *a]"}, "a reference to another part of itself"),
+        ({"config": "[" * 100_000}, "config cannot be read"),
+        ({"config": "x: !!python/object/apply:os.system [true]"}, "config cannot be read"),
+        ({"overrides": ["reward=../../secret"]}, "reward is one of navrl, progress"),
+    ],
+)
+def test_values_no_honest_state_has(find, run, changes: dict, words: str) -> None:
+    refused(find, run, changes, words)
+
+
+def test_stored_settings_are_data(find, run, monkeypatch, caplog) -> None:
+    """Nothing is resolved or looked up, nothing of Hydra's is changed, and nothing is sent anywhere unasked."""
+    monkeypatch.setenv("SECRET", "swordfish")
+    path = run / "checkpoints/state-00000007.pt"
+    state = load_checkpoint(path)
+    config = OmegaConf.create(state["config"])
+    config.wandb.mode, config.wandb.entity, config.wandb.name = "online", "somebody-else", "a name"
+    typed = ["wandb.mode=online", "+wandb.entity=somebody-else", "wandb.name=${oc.env:SECRET}", "hydra.run.dir=/tmp/x"]
+    more = ["seed=4", "reward=navrl", "no.such=1", "~env", "+sim@here=warp", "algo.actor.action_limit=3"]
+    config.algo.actor.action_limit = 3.0
+    changed = state | {"config": OmegaConf.to_yaml(config), "overrides": typed + more}
+    write_checkpoint(path, changed, 0)
+    with caplog.at_level(logging.INFO):
+        resumed = find(f"resume={path}")
+    assert resumed.cfg.wandb.mode == "offline" and resumed.cfg.wandb.entity is None
+    assert resumed.cfg.wandb.name == "a name", "the value is the stored one; its text is never resolved"
+    assert resumed.cfg.drone.action_limit == 3.0, "our own references still work"
+    assert "wandb.mode='online' of this run is not taken over" in caplog.text and "swordfish" not in caplog.text
+    told = find(f"resume={path}", "wandb.mode=online")
+    assert told.cfg.wandb.mode == "online" and told.cfg.wandb.entity is None
+    config.wandb.name = "${oc.env:SECRET}"
+    refused(find, run, {"config": OmegaConf.to_yaml(config)}, "its stored wandb.name is '${oc.env:SECRET}'")
 
 
 def test_whatever_a_state_fails_with_is_one_line() -> None:

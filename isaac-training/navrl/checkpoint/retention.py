@@ -8,6 +8,7 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
+from navrl.io.contents import Number, Text, Unfit, check
 from navrl.io.files import MANIFEST, BadCheckpoint, load_checkpoint, read_lines
 from navrl.settings import setting
 
@@ -60,9 +61,12 @@ class CheckpointFolder:
         sizes = {path: path.stat().st_size for path in self.run.rglob("*") if path.is_file()}
         now = sum(sizes.values())
         states = sum(size for path, size in sizes.items() if path.parent == self.path and STATE.fullmatch(path.name))
-        lines = {line["file"]: line["bytes"] for line in read_lines(self.run / MANIFEST)}
-        every = sum(size for name, size in lines.items() if STATE.fullmatch(Path(name).name))
-        return now, now - states + max(every, states)
+        every = {}  # of a state that was written twice, the last
+        for line in read_lines(self.run / MANIFEST):
+            with contextlib.suppress(Unfit):
+                check(line, {"file": Text(), "bytes": Number(0, 1e15, whole=True)})
+                every |= {line["file"]: line["bytes"]} if STATE.fullmatch(Path(line["file"]).name) else {}
+        return now, now - states + max(sum(every.values()), states)
 
 
 def iteration_of(state: Path) -> int:

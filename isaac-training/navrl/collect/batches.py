@@ -9,13 +9,14 @@ import queue
 import threading
 from collections import deque
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDictBase
 from torchrl.collectors import Collector
 
 from navrl.collect.packed import Packer
+from navrl.io.contents import Array, ListOf, Number, check, like
 from navrl.ppo.batch import VERSION, Batch
 from navrl.ppo.ppo import PPO, Actor
 from navrl.settings import setting
@@ -68,6 +69,7 @@ class _Source:
             columns = math.prod(ppo.policy.settings.beams) if settings.compress == "lidar" else None
             self._packer = Packer(actor.policy.encoder.prepare, settings.steps, columns)
         if state:
+            check_batches_state(state, env, actor)
             env.load_state_dict(state["env"])  # before the collector begins by resetting it
         pieces = self._packer.pieces if self._packer else 1
         frames = env.num_envs * settings.steps // pieces
@@ -97,6 +99,13 @@ class _Source:
             batch = Batch(self._to_learner(packed.frames), packed.rows, packed.last_rows.to(self.ppo.device))
         batch.frames[VERSION] = torch.tensor(version).expand(batch.frames.batch_size)  # takes no memory
         return batch
+
+
+def check_batches_state(state: Any, env: NavigationEnv, actor: Actor) -> None:
+    """Raise Unfit if `state` is not the `state()` of batches from this environment."""
+    weights = ListOf({"version": Number(0, 1e12, whole=True), **like(actor.weights())}, 65)
+    spec = {"env": like(env.state_dict()), "generator?": Array(torch.uint8, (None,)), "weights?": weights}
+    check(state, spec, "batches")
 
 
 class SerialBatches(_Source):

@@ -12,6 +12,7 @@ import atexit
 import contextlib
 import json
 import logging
+import math
 import mmap
 import os
 import queue
@@ -23,6 +24,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
 
 import lz4.block
 import numpy as np
@@ -30,7 +32,9 @@ import torch
 from tensordict import TensorDict, TensorDictBase
 from torchrl.data import LazyTensorStorage, ReplayBuffer
 
-from navrl.io.files import DiskGuard, append_line, open_file, sync_directory, write_text
+from navrl.io.contents import ListOf, MapOf, Number, OneOf, Plain, Text, Unfit, check
+from navrl.io.files import LINE, DiskGuard, append_line, open_file, sync_directory, write_text
+from navrl.settings import one_line
 
 log = logging.getLogger("navrl")
 
@@ -39,6 +43,19 @@ MAGIC = b"NVRL"
 BLOCK = 1 << 18  # target bytes per block: reading one drone reads few others, and there are not too many blocks
 NEXT = "next/"
 TABLE = np.dtype([("bytes", "<u4"), ("raw", "<u4"), ("crc", "<u4")])
+
+
+MANY = 1 << 24
+COUNT, SIZE = Number(1, MANY, whole=True), Number(0, 1 << 50, whole=True)
+DTYPES = OneOf(("<f4", "<f8", "<f2", "|b1", "|i1", "|u1", "<i2", "<i4", "<i8"))
+HEADER = {  # of a record
+    "drones": COUNT, "steps": COUNT, "raw_bytes": SIZE, "about": MapOf(Plain(), 100), "episodes": ListOf(COUNT, MANY),
+    "fields": ListOf([Text(200), DTYPES, ListOf(COUNT, 8), OneOf(("plain", "shuffle", "follows")), COUNT, SIZE], 200),
+}  # fmt: skip
+LINE_OF_INDEX = {
+    "offset": SIZE, "bytes": SIZE, "crc": SIZE, "drones": COUNT, "steps": COUNT, "episodes": COUNT, "raw_bytes": SIZE,
+    "iteration?": SIZE, "frames?": SIZE, "lidar_range?": Number(0.0, 1000.0),
+}  # fmt: skip
 
 
 class BadRollout(ValueError):
@@ -156,7 +173,7 @@ class RolloutArchive:
         folder.mkdir(parents=True, exist_ok=True)
         self.folder, self.disk = folder, disk or DiskGuard()
         if iteration is not None and (folder / DATA).exists():
-            write_index(folder, [line for line in read_index(folder) if line.get("iteration", 0) <= iteration])
+            remove_after(folder, iteration)
         self.stats = {"stored": 0, "left_out": 0, "failed": 0, "bytes": 0, "raw_bytes": 0}
         self._queue: queue.Queue[tuple[TensorDictBase, dict] | None] = queue.Queue(waiting)
         self._thread = threading.Thread(target=self._work, name="rollout archive", daemon=True)
@@ -221,19 +238,22 @@ def _signed(line: dict) -> dict:
 def read_index(folder: Path) -> list[dict]:
     """Read the index, one line per rollout. A damaged or missing index is rebuilt in memory from the records."""
     lines, bad = [], not (folder / INDEX).exists()
-    text = b"" if bad else (folder / INDEX).read_bytes()
-    for row in text.splitlines():
-        try:
-            line = json.loads(row)
-            crc = line.pop("crc")
-            if _signed(line)["crc"] != crc:
-                raise ValueError
-            lines.append(line)
-        except (ValueError, KeyError, AttributeError, TypeError):
-            bad = bad or bool(row.strip())
-    known = max((line["offset"] + line["bytes"] for line in lines), default=0)
     data = folder / DATA
-    if bad or (data.exists() and data.stat().st_size > known):  # the index may be short without being damaged
+    size = data.stat().st_size if data.exists() else 0
+    with contextlib.nullcontext([]) if bad else (folder / INDEX).open("rb") as rows:
+        for row in rows:
+            try:
+                line: Any = json.loads(row) if len(row) < LINE else None
+                check(line, LINE_OF_INDEX, "line")
+                crc = line.pop("crc")
+                if _signed(line)["crc"] != crc:
+                    raise ValueError
+                lines.append(line)
+            except (ValueError, RecursionError):
+                bad = bad or bool(row.strip())
+    known = max((line["offset"] + line["bytes"] for line in lines), default=0)
+    bad = bad or known > size  # the data were cut, or the index is not theirs
+    if bad or size > known:  # the index may be short without being damaged
         found = _scan(folder, 0 if bad else known)
         whole = {line["offset"]: line for line in found + lines}
         if len(whole) > len(lines):  # else a crash truncated a line whose rollout was never completed
@@ -242,11 +262,17 @@ def read_index(folder: Path) -> list[dict]:
     return lines
 
 
-def write_index(folder: Path, lines: list[dict]) -> None:
-    """Rewrite the index with these rollouts and truncate the data after the last of them."""
-    end = max((line["offset"] + line["bytes"] for line in lines), default=0)
-    write_text(folder / INDEX, "".join(json.dumps(_signed(line)) + "\n" for line in lines))
-    os.truncate(folder / DATA, end)
+def remove_after(folder: Path, iteration: int) -> None:
+    """Remove the rollouts of later iterations, which a resumed run flies again. No other whole record is lost."""
+    lines = read_index(folder)
+    kept = [line for line in lines if line.get("iteration", 0) <= iteration]
+    if len(kept) < len(lines):
+        log.info("%s: %d rollouts after iteration %d removed", folder, len(lines) - len(kept), iteration)
+    write_text(folder / INDEX, "".join(json.dumps(_signed(line)) + "\n" for line in kept))
+    end = max((line["offset"] + line["bytes"] for line in kept), default=0)
+    with open_file(folder / DATA, "rb+") as file:
+        if all(line["offset"] >= end for line in lines if line not in kept):  # else they are left out by the index
+            file.truncate(min(end, os.fstat(file.fileno()).st_size))
 
 
 def _scan(folder: Path, place: int) -> list[dict]:
@@ -269,7 +295,7 @@ def _record_at(data: mmap.mmap, place: int) -> dict | None:
         if zlib.crc32(body) != crc:
             return None
         header = _Header(body, place + 16 + size, blocks)
-    except (struct.error, ValueError, KeyError, TypeError):
+    except (struct.error, ValueError, RecursionError):
         return None
     for entry, begin in zip(header.table, header.places.tolist(), strict=True):
         if zlib.crc32(data[begin : begin + int(entry["bytes"])]) != entry["crc"]:
@@ -380,9 +406,14 @@ class RolloutStorage:
                     body = file.read(size) if magic == MAGIC and size < line["bytes"] else b""
                 if zlib.crc32(body) != crc or not body:
                     raise BadRollout(f"rollout {rollout} in {self.folder} is damaged (header)")
-                self._headers[rollout] = _Header(body, line["offset"] + 16 + size, blocks)
-            except (OSError, struct.error, KeyError, TypeError) as error:
-                raise BadRollout(f"rollout {rollout} in {self.folder} is damaged ({type(error).__name__})") from None
+                header = self._headers[rollout] = _Header(body, line["offset"] + 16 + size, blocks)
+            except (OSError, struct.error, ValueError, RecursionError) as error:
+                if isinstance(error, BadRollout):
+                    raise
+                raise BadRollout(f"rollout {rollout} in {self.folder} is damaged ({one_line(str(error))})") from None
+            said = header.drones, header.steps, len(header.told["episodes"])
+            if said != (line["drones"], line["steps"], line["episodes"]):
+                raise BadRollout(f"rollout {rollout} in {self.folder} is not what {INDEX} says")
         return self._headers[rollout]
 
     def _block(self, file: int, rollout: int, header: _Header, name: str, group: int) -> np.ndarray:
@@ -394,21 +425,61 @@ class RolloutStorage:
             raise BadRollout(
                 f"rollout {rollout} in {self.folder} is damaged ({name}, drones from {group * field.group})"
             )
-        data = lz4.block.decompress(packed, uncompressed_size=int(entry["raw"]), return_bytearray=True)
-        if field.filter == "follows":
-            return _follow(self._block(file, rollout, header, field.source, group), data)
-        dtype = np.dtype(field.dtype)
-        data = _unshuffle(data, dtype.itemsize) if field.filter == "shuffle" else data
-        return np.frombuffer(data, dtype).reshape(-1, header.steps, *field.shape)
+        try:
+            data = lz4.block.decompress(packed, uncompressed_size=int(entry["raw"]), return_bytearray=True)
+            if field.filter == "follows":
+                return _follow(self._block(file, rollout, header, field.source, group), data)
+            dtype = np.dtype(field.dtype)
+            data = _unshuffle(data, dtype.itemsize) if field.filter == "shuffle" else data
+            return np.frombuffer(data, dtype).reshape(-1, header.steps, *field.shape)
+        except (lz4.block.LZ4BlockError, ValueError, IndexError, struct.error) as error:
+            if isinstance(error, BadRollout):
+                raise
+            raise BadRollout(
+                f"rollout {rollout} in {self.folder} is damaged ({name}: {one_line(str(error))})"
+            ) from None
 
 
 class _Header:
+    """What is known of a record. Everything it claims is checked here, before any of it is believed."""
+
     def __init__(self, body: bytes, begin: int, blocks: int) -> None:
         split = len(body) - blocks * TABLE.itemsize
-        self.told = header = json.loads(body[:split])
+        self.told = header = json.loads(body[: max(0, split)])
+        check(header, HEADER, "header")
         self.drones, self.steps = header["drones"], header["steps"]
         described = [_Field(name, dtype, tuple(shape), *rest) for name, dtype, shape, *rest in header["fields"]]
         self.fields = {field.name: field for field in described}
         self.table = np.frombuffer(body, TABLE, blocks, split)
         self.places = begin + np.cumsum(self.table["bytes"], dtype=np.int64) - self.table["bytes"]
         self.ends = np.cumsum([0, *header["episodes"]])
+        if not np.isin(np.arange(self.drones + 1) * self.steps, self.ends).all() or self.ends[-1] != len(self):
+            raise Unfit("episodes", "do not add up to the drones' steps")
+        for field in described:
+            self._check_field(field)
+
+    def __len__(self) -> int:
+        return self.drones * self.steps
+
+    def _check_field(self, field: _Field) -> None:
+        """Raise Unfit for a field whose blocks are not there, or do not hold what it says."""
+        parts = field.name.split("/")
+        if "" in parts or any("/".join(parts[:k]) in self.fields for k in range(1, len(parts))):
+            raise Unfit(field.name, "is no name of a field")
+        groups = [min(field.group, self.drones - first) for first in range(0, self.drones, field.group)]
+        mine = self.table[field.first : field.first + len(groups)]
+        if len(mine) < len(groups):
+            raise Unfit(field.name, "has blocks that are not there")
+        frame = np.dtype(field.dtype).itemsize * math.prod(field.shape)
+        frames = np.array(groups, np.int64) * self.steps
+        raw, limit = mine["raw"].astype(np.int64), mine["bytes"].astype(np.int64) * 255 + 64  # LZ4 packs no tighter
+        if field.filter == "follows":
+            source = self.fields.get(field.source) if field.name.startswith(NEXT) else None
+            same = source and (source.dtype, source.shape, source.group) == (field.dtype, field.shape, field.group)
+            if not source or not same or source.filter == "follows":
+                raise Unfit(field.name, "follows a field that is not there")
+            fits = raw <= 4 + frames * (4 + frame)
+        else:
+            fits = raw == frames * frame
+        if not (fits & (raw <= limit)).all():
+            raise Unfit(field.name, "is not of the size it should be")

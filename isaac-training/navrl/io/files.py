@@ -26,6 +26,8 @@ import lz4.frame
 import psutil
 import torch
 
+from navrl.io.contents import Unfit, check_bounds
+
 log = logging.getLogger("navrl")
 
 PACKED = ".lz4"
@@ -33,6 +35,9 @@ TEMPORARY = ".tmp"
 MANIFEST = "manifest.jsonl"
 LZ4_MAGIC, ZIP_MAGIC = b"\x04\x22\x4d\x18", b"PK\x03\x04"
 PIECE = 1 << 20
+# What reading a packed file may take: this many bytes, or this many times its size. Real ones shrink by a sixth.
+UNPACKED, RATIO = 64 << 20, 20
+LINE = 1 << 16  # bytes of a line of JSON
 
 
 class BadCheckpoint(ValueError):
@@ -168,11 +173,11 @@ def append_line(path: Path, record: dict, sync: bool = False) -> None:
 
 
 def read_lines(path: Path) -> list[dict]:
-    """Read lines of JSON, skipping those truncated by a crash."""
+    """Read lines of JSON, skipping those truncated by a crash or longer than LINE bytes."""
     out = []
-    with contextlib.suppress(FileNotFoundError):
-        for row in path.read_bytes().splitlines():
-            with contextlib.suppress(ValueError):
+    with contextlib.suppress(FileNotFoundError), path.open("rb") as file:
+        while row := file.readline(LINE):
+            with contextlib.suppress(ValueError, RecursionError):
                 line = json.loads(row)
                 out += [line] if isinstance(line, dict) else []
     return out
@@ -206,9 +211,20 @@ def load_checkpoint(path: str | Path, device: str | torch.device = "cpu") -> dic
         _check_zip(file, path)
         file.seek(0)
         content = torch.load(file, map_location=device, weights_only=True)
-    if not isinstance(content, dict):
-        raise BadCheckpoint(f"{path} is not a checkpoint of this project (it holds a {type(content).__name__})")
+        if not isinstance(content, dict):
+            raise BadCheckpoint(f"{path} is not a checkpoint of this project (it holds a {type(content).__name__})")
+        with fits(path):
+            check_bounds(content)
     return content
+
+
+@contextlib.contextmanager
+def fits(path: str | Path) -> Iterator[None]:
+    """Turn Unfit into BadCheckpoint that names the file."""
+    try:
+        yield
+    except Unfit as error:
+        raise BadCheckpoint(f"{path} is not what it says it is: {error}") from None
 
 
 def checkpoint_path(path: str | Path) -> Path:
@@ -253,12 +269,15 @@ def _open(path: Path) -> BinaryIO:
 
 def _unpack(file: BinaryIO, path: Path) -> bytearray:
     """Decompress an LZ4 frame in two passes, one to check and count, one to keep, so that a bomb costs no memory."""
-    limit = psutil.virtual_memory().available // 2
+    packed = os.fstat(file.fileno()).st_size
+    limit = min(psutil.virtual_memory().available // 2, max(UNPACKED, RATIO * packed))
     size = 0
     for piece in _pieces(file, path):
         size += len(piece)
         if size > limit:
-            raise BadCheckpoint(f"{path} unpacks to more than {limit / 1e9:.0f} GB, half of this machine's free memory")
+            raise BadCheckpoint(
+                f"{path} unpacks to more than {limit / 1e6:.0f} MB, which no checkpoint of its size does"
+            )
     out, end = bytearray(size), 0
     file.seek(0)
     for piece in _pieces(file, path):

@@ -13,6 +13,7 @@ import torch
 from rich import box
 from rich.table import Table
 
+from navrl.io.contents import Array, ListOf, Text
 from navrl.io.files import whole_file
 from navrl.schema import OUTCOMES
 
@@ -30,7 +31,8 @@ COLOURS = {  # of outcomes, in the task's order
     "timeout": "#1f77b4",
 }
 
-
+WINDOW = 1024  # flights
+FLIGHTS_STATE = {"names": ListOf(Text(40, r"\w+"), 100), "values": Array(torch.float32, (None, None))}  # in a file
 HEADINGS = {
     "success": "success %",
     "static_collision": "static %",
@@ -46,7 +48,7 @@ HEADINGS = {
 class RecentFlights:
     """Means over the last flights that ended during training."""
 
-    def __init__(self, window: int = 1024) -> None:
+    def __init__(self, window: int = WINDOW) -> None:
         self.window = window
         self.values: dict[str, np.ndarray] = {}
 
@@ -67,7 +69,8 @@ class RecentFlights:
 
     def load_state(self, state: dict) -> None:
         """Restore `state()`."""
-        self.values = dict(zip(state["names"], state["values"].numpy().copy(), strict=True))
+        values = state["values"][:, -self.window :].numpy().copy()
+        self.values = dict(zip(state["names"], values, strict=True))
 
     def means(self) -> dict[str, float]:
         return {f"flights/{name}": float(values.mean()) for name, values in self.values.items() if len(values)}

@@ -17,10 +17,14 @@ import numpy as np
 import psutil
 import torch
 
+from navrl.io.contents import MapOf, Number
 from navrl.io.files import open_file
 
 log = logging.getLogger("navrl")
 
+PERFORMANCE_STATE = {  # of `PerformanceMonitor.state()` in a file
+    "elapsed": Number(0, 1e10), "timers": MapOf([Number(0, 1e12), Number(0, 1e15, whole=True)], 1000, r"[\w /.-]+"),
+}  # fmt: skip
 KEPT = 1000  # durations kept per timer
 GROWTH_WINDOWS, GROWTH_MB = 5, 50.0  # warn if memory grows in so many windows in a row, by so much
 
@@ -143,7 +147,7 @@ class PerformanceMonitor:
             last = np.array([*timer.durations][-window:])
             if len(last):
                 p50, p95 = np.percentile(last, [50, 95])
-                total, count = totals[timer.path]
+                total, count = totals.get(timer.path, (timer.total, timer.count))  # added since by another thread
                 out[timer.path] = {
                     "mean": float(last.mean()), "std": float(last.std()), "min": float(last.min()),
                     "max": float(last.max()), "p50": float(p50), "p95": float(p95),

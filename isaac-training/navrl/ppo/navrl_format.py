@@ -7,7 +7,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from navrl.ppo.networks import ActorCritic, NavRLEncoder, NetworkSettings
+from navrl.io.contents import Unfit, check, like
+from navrl.io.files import BadCheckpoint
+from navrl.ppo.networks import ActorCritic, NavRLEncoder, NetworkSettings, network_from
+from navrl.ppo.returns import ValueNorm
 
 # Their name to ours.
 PREFIXES = {
@@ -22,19 +25,17 @@ VALUE_NORM, GAE = "value_norm.", "gae."  # needed to train, not to fly
 
 
 def from_navrl(content: dict, path: str | Path, action_limit: float = 2.0) -> tuple[ActorCritic, dict[str, Tensor]]:
-    """The policy and value normaliser in `content` of the file `path`. Raises ValueError if it is something else."""
-    if not all(isinstance(value, Tensor) for value in content.values()):
-        raise ValueError(f"{path} is not a checkpoint of navrl or NavRL (it is not a dictionary of tensors)")
+    """The policy and value normaliser in `content` of the file `path`. Raises BadCheckpoint if it is something else."""
+    if not all(isinstance(key, str) and isinstance(value, Tensor) for key, value in content.items()):
+        raise BadCheckpoint(f"{path} is not a checkpoint of navrl or NavRL (it is not a dictionary of tensors)")
     value_norm = {k[len(VALUE_NORM) :]: v for k, v in content.items() if k.startswith(VALUE_NORM)}
     renamed = {_our_name(k): v for k, v in content.items() if not k.startswith((VALUE_NORM, GAE))}
-    policy = ActorCritic(NetworkSettings(encoder="navrl", action_limit=action_limit))
-    wanted = {name: tuple(value.shape) for name, value in policy.state_dict().items()}
-    given = {name: tuple(value.shape) for name, value in renamed.items()}
-    if wanted != given:
-        odd = sorted(set(wanted.items()) ^ set(given.items()))[0][0]
-        raise ValueError(f"{path} is not a NavRL checkpoint (it disagrees with NavRL's network at {odd!r})")
-    policy.load_state_dict(renamed)
-    return policy, value_norm
+    try:
+        if value_norm:
+            check(value_norm, like(ValueNorm().state_dict()), "value_norm")
+        return network_from(NetworkSettings(encoder="navrl", action_limit=action_limit), renamed, ""), value_norm
+    except Unfit as error:
+        raise BadCheckpoint(f"{path} is not a NavRL checkpoint ({error})") from None
 
 
 def to_navrl(policy: ActorCritic, value_norm: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import itertools
 import math
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from navrl.io.contents import Number, OneOf, Unfit, check, like, shown
 from navrl.ppo.lidar_convolution import lidar_convolution, supports
 from navrl.schema import ACTIONS, NEAREST, OBSTACLE, OBSTACLE_PARTS, STATE, STATE_PARTS, WIDTH_STEP
 
@@ -30,15 +32,27 @@ class NetworkSettings:
     field_half: float = 24.0  # m from the middle of the field to where flights start and end
 
     @classmethod
-    def parse(cls, stored: dict) -> NetworkSettings:
-        """From a file. Files of the first version lack the last two, which had the values above."""
-        floats = {name: float(value) for name, value in stored.items() if name not in ("encoder", "beams")}
-        azimuths, elevations = stored["beams"]
-        return cls(encoder=str(stored["encoder"]), beams=(int(azimuths), int(elevations)), **floats)
+    def parse(cls, stored: Any) -> NetworkSettings:
+        """From a file; raises Unfit. Files of the first version lack the last two, which had the values above."""
+        check(stored, NETWORK, "network")
+        known: dict[str, Any] = {f.name: stored[f.name] for f in fields(cls) if f.name in stored}
+        known["beams"] = tuple(stored["beams"])
+        return cls(**known)
 
     def describe(self) -> dict:
         """As it is stored in a file."""
         return asdict(self) | {"beams": list(self.beams)}
+
+
+# The same limits as the settings of sensor, drone and field have.
+NETWORK = {
+    "encoder": OneOf(("fast", "navrl")),
+    "beams": [Number(1, 720, whole=True), Number(1, 64, whole=True)],
+    "lidar_range": Number(0.5, 40.0),
+    "action_limit": Number(0.01, 20.0),
+    "collision_radius?": Number(0.0, 2.0),
+    "field_half?": Number(1.0, 1000.0),
+}
 
 
 class NavRLEncoder(nn.Module):
@@ -195,6 +209,20 @@ class ActorCritic(nn.Module):
     def act(self, **observation: Tensor) -> Tensor:
         """`mean_velocity` without gradients, for flying."""
         return self.mean_velocity(**observation)
+
+
+def network_from(settings: NetworkSettings, weights: object, where: str = "weights") -> ActorCritic:
+    """A network with these weights, which are checked before anything of their claimed size is made."""
+    if settings.encoder == "navrl" and settings.beams != (36, 4):
+        raise Unfit("network.beams", f"is {[*settings.beams]}, but NavRL's network has 36 × 4")
+    with torch.device("meta"):
+        wanted = ActorCritic(settings).state_dict()
+    check(weights, like(wanted), where)
+    if odd := sorted(map(str, weights.keys() - wanted.keys())):  # pyright: ignore[reportAttributeAccessIssue]
+        raise Unfit(where, f"holds {shown(odd[0])}, which this network does not have")
+    policy = ActorCritic(settings)
+    policy.load_state_dict(weights)  # pyright: ignore[reportArgumentType]
+    return policy
 
 
 def to_world(velocity: Tensor, direction: Tensor) -> Tensor:

@@ -7,14 +7,23 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from navrl.io.files import BadCheckpoint, checkpoint_path, load_checkpoint
+from navrl.io.contents import MapOf, Number, Plain, check, like
+from navrl.io.files import BadCheckpoint, checkpoint_path, fits, load_checkpoint
 from navrl.ppo import navrl_format
-from navrl.ppo.networks import ActorCritic, NetworkSettings
+from navrl.ppo.networks import ActorCritic, NetworkSettings, network_from
+from navrl.ppo.returns import ValueNorm
 
 FORMAT = "navrl-policy-1"
 TRAINING_STATE = "navrl-state-1"  # what training resumes from; holds a policy and much else
 SHIPPED = Path(__file__).parents[1] / "policies"  # default.pt is ours, navrl.pt NavRL's published one
 NAMED = {"default": SHIPPED / "default.pt", "navrl": SHIPPED / "navrl.pt"}
+
+SCORES = MapOf(Number(0, 1e13), 200)
+ABOUT = {  # what is known of a policy; files of others may lack any of it
+    "decimation?": Number(1, 100, whole=True), "dt?": Number(1e-4, 0.05), "lidar_vfov?": [Number(-90, 90)] * 2,
+    "frames?": Number(0, 1e13, whole=True), "seconds?": Number(0, 1e10), "scores?": SCORES,
+}  # fmt: skip
+VALUE_NORM = like(ValueNorm().state_dict())
 
 
 def policy_content(
@@ -46,10 +55,10 @@ def load_policy(
         policy, value_norm = navrl_format.from_navrl(content, path, action_limit)
         known = {"network": policy.settings.describe(), "about": navrl_format.ABOUT, "value_norm": value_norm}
         return policy.to(device).eval(), known
-    try:
-        policy = ActorCritic(NetworkSettings.parse(content["network"]))
-        policy.load_state_dict(content["weights"])
+    with fits(path):
+        check(content.get("about"), Plain(), "about")
+        check(content.get("about"), ABOUT, "about")
+        check(content.get("value_norm"), VALUE_NORM, "value_norm")
+        policy = network_from(NetworkSettings.parse(content.get("network")), content.get("weights"))
         known = {"network": policy.settings.describe(), "about": content["about"], "value_norm": content["value_norm"]}
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
-        raise BadCheckpoint(f"{path} says it is {FORMAT} but its weights do not fit its network") from error
     return policy.to(device).eval(), known

@@ -5,15 +5,17 @@ from __future__ import annotations
 import copy
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
+from navrl.io.contents import Array, Number, OneOf, check, like
 from navrl.io.snapshot import Live
 from navrl.ppo import beta as beta_policy
 from navrl.ppo.batch import Batch, Rows, needs_bootstrap
-from navrl.ppo.networks import ActorCritic
+from navrl.ppo.networks import ActorCritic, NetworkSettings
 from navrl.ppo.returns import ValueNorm, gae
 from navrl.schema import ACTIONS, NETWORK_INPUTS, OBSERVED
 from navrl.settings import setting
@@ -314,6 +316,19 @@ class PPO:
         self.lr_scale, self.updates = state["rate_scale"], state["updates"]
         if len(state["generator"]) == len(self.generator.get_state()):  # a CPU's and a GPU's differ
             self.generator.set_state(state["generator"])
+
+
+def check_learner_state(state: Any, network: NetworkSettings) -> None:
+    """Raise Unfit if `state` is not the `PPO.state()` of a learner with this network."""
+    with torch.device("meta"):
+        policy = ActorCritic(network)
+    weights, generator = like(policy.state_dict()), Array(torch.uint8, (None,))
+    numbers = {"rate_scale": Number(1e-3, 10.0), "updates": Number(0, 1e12, whole=True), "generator": generator}
+    parts = {"policy": weights, "averaged": weights, "value_norm": like(ValueNorm().state_dict())}
+    check(state, parts | numbers, "ppo")
+    moments = [like(p) for p in policy.parameters()] if state["updates"] else []
+    step = Array(torch.float32, ()) if state["updates"] else OneOf((None,))
+    check(state, {"adam": dict.fromkeys(MOMENTS, moments) | {"step": step}}, "ppo")
 
 
 def check_finite(data: TensorDictBase, keys: list[tuple[str, ...]]) -> None:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import torch
 import warp as wp
 
+from navrl.io.contents import Number, Unfit
 from navrl.io.snapshot import Live
 from navrl.native.launch import Recorded, Team
 from navrl.native.runtime import FORWARD_ONLY, start_warp
@@ -15,6 +16,8 @@ from navrl.sim.obstacles import MovingObstacles
 from navrl.sim.quadrotor import MODELS, airframe
 from navrl.sim.scene import Scene
 from navrl.sim.simulator import SimSettings, Simulator, constant
+
+FARTHEST = 1e6  # m, m/s, rad/s: no drone comes there
 
 wp.set_module_options(FORWARD_ONLY)
 
@@ -113,6 +116,14 @@ class Engine:
         return self._state
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
+        """Restore a state. Kernels trust these numbers: a wrong map would be read from memory that is not theirs."""
+        maps = state["map_index"]
+        if len(maps) and not 0 <= int(maps.min()) <= int(maps.max()) < len(self.scene.moving_count):
+            raise Unfit("map_index", f"names a map that is not one of the {len(self.scene.moving_count)} there are")
+        for name in self._kept:
+            if state[name].is_floating_point() and state[name].numel() and float(state[name].abs().max()) > FARTHEST:
+                raise Unfit(name, f"is larger than {FARTHEST:g}")
+        Number(0, 2**31 - 1, whole=True).check(int(state["physics_step"]), "physics_step")
         for name in self._kept:
             getattr(self, name).copy_(state[name])
         self.moving.stand_still()

@@ -32,13 +32,22 @@ def reward_weights(value: Any, key: str) -> dict[str, float]:
     return {term: float(weight) for term, weight in weights.items()}
 
 
+def height_band(value: Any, key: str) -> tuple[float, float]:
+    """Parse two heights with room to fly between them."""
+    numbers = isinstance(value, list | tuple) and len(value) == 2
+    numbers = numbers and all(type(v) in (int, float) and abs(v) <= 1000.0 for v in value)
+    if not numbers or value[1] - value[0] < 0.1:
+        raise ConfigError(key, value, "must be a list of 2 numbers (m), from low to high, at least 0.1 apart")
+    return float(value[0]), float(value[1])
+
+
 @dataclass(frozen=True, kw_only=True)
 class TaskSettings:
     """What the drone has to do. `reward` gives weights to `TERMS`; a term that is missing weighs nothing."""
 
     max_episode_length: int = setting("env.max_episode_length", 1, 1e7)  # physics steps of sim.dt
     goal_radius: float = setting("env.goal_radius", 0.01, 10.0)  # m
-    height_limits: tuple[float, float] = setting("env.height_limits", rising=True)  # m
+    height_limits: tuple[float, float] = setting("env.height_limits", parse=height_band)  # m
     end_at_goal: bool = setting("env.end_at_goal")  # False: fly on until the time is up, as NavRL does
     action_limit: float = setting("drone.action_limit", 0.01, 20.0)  # m/s along each axis of the goal frame
     seed: int = setting("seed", *SEED)

@@ -91,6 +91,8 @@ def scenarios(value: Any, key: str) -> tuple[Scenario, ...]:
             out.append(Scenario.parse(str(name)))
         except ValueError as error:
             raise ConfigError(key, name, str(error)) from error
+        if out[-1] in out[:-1]:
+            raise ConfigError(key, name, "is there twice")
     return tuple(out)
 
 

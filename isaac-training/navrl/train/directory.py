@@ -33,11 +33,11 @@ class RunDirectory:
         self._lock = _lock(path)
         for leftover in (path / FOLDER).glob(f"*{TEMPORARY}"):  # of a process that was killed while writing
             leftover.unlink()
-        self._log: logging.StreamHandler | None = None
+        self._log: RunLog | None = None
 
     def take_over(self, iteration: int, config: dict, overrides: list[str]) -> None:
         """Train in here from `iteration` on, with these settings."""
-        self._log = logging.StreamHandler(open_file(self.path / LOG, "a"))
+        self._log = RunLog(open_file(self.path / LOG, "a"))
         self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         logging.getLogger("navrl").addHandler(self._log)
         set_aside_after(self.path, iteration)
@@ -53,6 +53,13 @@ class RunDirectory:
             with contextlib.suppress(OSError):
                 self._log.stream.close()
         os.close(self._lock)
+
+
+class RunLog(logging.StreamHandler):
+    """Keeps what a run logs. A full disk costs the line."""
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Nothing is left to tell anybody with."""
 
 
 def write_settings(run: Path, config: dict, overrides: list[str]) -> None:

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import torch
 from omegaconf import OmegaConf
 from tensordict import TensorDict, TensorDictBase
 
-from navrl.io.files import BadCheckpoint, load_checkpoint
-from navrl.ppo.batch import Batch, PlainRows
-from navrl.ppo.networks import ActorCritic, NetworkSettings
-from navrl.ppo.ppo import PPO, NotFinite, PPOSettings
-from navrl.settings import read
+from navrl.io.contents import Array, ListOf, MapOf, Number, Plain, Tensors, Text, Unfit, check
+from navrl.io.files import BadCheckpoint, fits, load_checkpoint
+from navrl.ppo.batch import Batch, PlainRows, needs_bootstrap
+from navrl.ppo.networks import NETWORK, ActorCritic, NetworkSettings
+from navrl.ppo.ppo import PPO, NotFinite, PPOSettings, check_learner_state
+from navrl.schema import ACTIONS, NETWORK_INPUTS, OBSERVED, observation_shapes
+from navrl.settings import ConfigError, one_line, read
 from navrl.train.progress import Progress
-from navrl.train.settings import TrainSettings
+from navrl.train.settings import TrainSettings, stored_config
 
 REPLAY = "not_finite.pt"
 FORMAT = "navrl-replay-2"
@@ -41,25 +44,65 @@ def replay_content(settings: TrainSettings, ppo: PPO, broken: NotFinite, progres
     }
 
 
+WHOLE = Number(0, 1e13, whole=True)
+REPLAYED = {
+    "network": NETWORK, "config": Text(1 << 20), "frames": MapOf(Tensors()), "batch_size": ListOf(WHOLE, 2, 1),
+    "batch": MapOf(Tensors()), "iteration": WHOLE, "progress": Number(0, 1), "name": Text(),
+}  # fmt: skip
+
+
 def load_replay(path: str | Path) -> tuple[PPO, Batch | TensorDictBase, dict]:
     """The learner as it was, what it failed on, and the rest of the file. BadCheckpoint if it is something else."""
     saved = load_checkpoint(path)
     if saved.get("format") != FORMAT:
         raise BadCheckpoint(f"{path} is not a {REPLAY} of this version of navrl")
-    try:
-        config = OmegaConf.to_container(OmegaConf.create(saved["config"]))
-        settings = read(PPOSettings, config | {"algo": config["algo"] | {"amp": False}})  # pyright: ignore
+    with fits(path):
+        check(saved, REPLAYED)
+        network = NetworkSettings.parse(saved["network"])
+        check_learner_state(saved.get("ppo"), network)
+        ppo = PPO(ActorCritic(network), _settings(saved["config"]))
         saved["on_gpu"] = len(saved["ppo"]["generator"]) != len(torch.Generator().get_state())
         if saved["on_gpu"]:
             saved["ppo"]["generator"] = torch.Generator().get_state()
-        ppo = PPO(ActorCritic(NetworkSettings.parse(saved["network"])), settings)
-        ppo.load_state(saved["ppo"])
-        frames = TensorDict({}, batch_size=saved["batch_size"])
-        for key, value in saved["frames"].items():
-            frames[tuple(key.split("|"))] = value
-        if not (batch := saved["batch"]):
-            return ppo, frames, saved
-        return ppo, Batch(frames, PlainRows(batch["rows"]), batch["last_rows"]), saved
-    except (AttributeError, KeyError, RuntimeError, TypeError, ValueError) as error:
-        reason = str(error).partition("\n")[0]
-        raise BadCheckpoint(f"{path} does not fit this program ({type(error).__name__}: {reason})") from error
+        try:
+            ppo.load_state(saved["ppo"])
+        except RuntimeError as error:
+            raise Unfit("ppo.generator", f"cannot be used ({one_line(str(error))})") from None
+        return ppo, _data(saved, ppo), saved
+
+
+def _settings(config: str) -> PPOSettings:
+    values = stored_config(config)
+    check(values, {"algo": MapOf(Plain())}, "config")
+    try:
+        return read(PPOSettings, values | {"algo": values["algo"] | {"amp": False}})
+    except ConfigError as error:
+        raise Unfit("config", str(error)) from None
+
+
+def _data(saved: dict, ppo: PPO) -> Batch | TensorDictBase:
+    """What was being learned from, or acted on. Its numbers may be NaN; its shapes must be right."""
+    size = saved["batch_size"]
+    frames, seen = saved["frames"], observation_shapes(ppo.policy.settings.beams)
+    if not saved["batch"]:
+        names = {"|".join((*OBSERVED, name)): Array(torch.float32, (*size[:1], *seen[name]), False) for name in seen}
+        check(frames, names, "frames")
+    else:
+        floats = {"value": (), "log_prob": (), "raw_action": (ACTIONS,), "next|agents|reward": (1,)}
+        check(frames, {name: Array(torch.float32, (*size, *shape), False) for name, shape in floats.items()}, "frames")
+        check(frames, {f"next|{name}": Array(torch.bool, (*size, 1)) for name in ("done", "terminated")}, "frames")
+        if len(size) != 2 or min(size) < 1 or math.prod(size) < 2 * ppo.settings.num_minibatches:
+            raise Unfit("batch_size", f"is {size}, too small for {ppo.settings.num_minibatches} minibatches")
+    nested = TensorDict({}, batch_size=size)
+    try:
+        for key, value in frames.items():
+            nested[tuple(key.split("|"))] = value
+    except (KeyError, RuntimeError, ValueError) as error:
+        raise Unfit("frames", f"do not fit together ({one_line(str(error), 100)})") from None
+    if not saved["batch"]:
+        return nested
+    columns = ppo.policy.encoder.prepare(*(torch.zeros(1, *seen[name]) for name in NETWORK_INPUTS)).shape[1]
+    last = int(needs_bootstrap(nested).sum())
+    rows = {"rows": Array(torch.float32, (math.prod(size), columns), False)}
+    check(saved["batch"], rows | {"last_rows": Array(torch.float32, (last, columns), False)}, "batch")
+    return Batch(nested, PlainRows(saved["batch"]["rows"]), saved["batch"]["last_rows"])

@@ -13,16 +13,31 @@ import numpy as np
 import torch
 from hydra import compose
 from hydra.core.hydra_config import HydraConfig
-from omegaconf import DictConfig, ListConfig, OmegaConf
+from omegaconf import DictConfig, OmegaConf
 
 from navrl.checkpoint.retention import FOLDER, newest_state, states_of
+from navrl.io.contents import (
+    Array,
+    ListOf,
+    MapOf,
+    Maybe,
+    Number,
+    Plain,
+    Text,
+    Unfit,
+    check,
+    shown,
+)  # fmt: skip
 from navrl.io.files import BadCheckpoint, checkpoint_path, load_checkpoint
 from navrl.io.snapshot import Live
-from navrl.ppo.networks import NetworkSettings
+from navrl.monitor.flights import FLIGHTS_STATE
+from navrl.monitor.performance import PERFORMANCE_STATE
+from navrl.ppo.networks import NETWORK, NetworkSettings
 from navrl.ppo.policy_file import FORMAT, TRAINING_STATE
-from navrl.settings import ConfigError, read, setting
+from navrl.ppo.ppo import check_learner_state
+from navrl.settings import ConfigError, one_line, read, setting
 from navrl.train.directory import fresh_directory, shortest
-from navrl.train.settings import TrainSettings, plain
+from navrl.train.settings import CONFIG, WANDB_WORD, TrainSettings, flat, plain, stored_config
 
 log = logging.getLogger("navrl")
 
@@ -32,10 +47,19 @@ HARMLESS = (
     "logger", "wandb.", "perf.", "rollout_save_interval",
     "compress_rollout", "headless", "return_same_td", "sim.threads",
 )  # fmt: skip
-PARTS = {
-    "config": str, "overrides": list, "machine": dict, "network": dict, "iteration": int, "frames": int, "ppo": dict,
-    "batches": dict, "random": dict, "flights": dict, "performance": dict, "scores": dict, "scored": dict,
+COUNT = Number(0, 1e13, whole=True)
+STATE = {  # a training state, before what its network and world decide; see `check_resumed`
+    "config": Text(1 << 20), "overrides": ListOf(Text(10_000)), "machine": MapOf(Plain()), "network": NETWORK,
+    "iteration": COUNT, "frames": COUNT, "scores": MapOf(Number(0, 1), 200, r"eval/[\w-]+/success"),
+    "scored": MapOf(COUNT), "ppo": {}, "batches": {}, "flights": FLIGHTS_STATE, "performance": PERFORMANCE_STATE,
+    "random": {
+        "torch": Array(torch.uint8, (None,)), "cuda?": ListOf(Array(torch.uint8, (None,)), 64),
+        "other": {"python": [COUNT, Array(torch.int64, (625,)), Maybe(Number())], "numpy": Plain()},
+    },
+    "wandb_id?": Maybe(Text(120, WANDB_WORD)),
 }  # fmt: skip
+GROUPS = ("sim", "reward")  # keys that choose a file of cfg/
+SENDING = ("wandb.mode", "wandb.entity")  # decide who else sees the run: never taken from a file
 WORLD = (
     "seed", "env.num_envs", "env.num_maps", "env.num_obstacles", "env.route", "env_dyn.num_obstacles",
     "sim.decimation", "sim.engine", "sim.physics", "drone.model_name",
@@ -78,12 +102,13 @@ def find(cfg: DictConfig) -> Resumed | None:
     if state.get("format") != TRAINING_STATE:
         kind = "a policy without training state" if state.get("format") == FORMAT else "not a training state"
         raise ConfigError("resume", wanted, f"is {kind}; to start a new run from its weights give checkpoint={wanted}")
-    for name, kind in PARTS.items():
-        if not isinstance(state.get(name), kind):
-            raise ConfigError("resume", wanted, f"is no training state of this program: it has no proper {name}")
-    new = compose("train", overrides=_merged([text for text in state["overrides"] if isinstance(text, str)]))
-    with as_one_line(path):
-        changed = _differences(OmegaConf.create(state["config"]), new)
+    try:
+        check(state, STATE)
+        stored = stored_config(state["config"])
+    except Unfit as error:
+        raise ConfigError("resume", wanted, f"is no training state of this program: {error}") from None
+    new = _settings_of(state["overrides"], stored, wanted)
+    changed = _differences(stored, new)
     same_world = not any(key in WORLD for key in changed)
     _report(file, state, changed, same_world, new.sim.engine)
     # A state that is not the last of its run starts a branch: what came after it stays untouched.
@@ -94,12 +119,13 @@ def find(cfg: DictConfig) -> Resumed | None:
 
 def check_resumed(resumed: Resumed, settings: TrainSettings) -> None:
     """Refuse a run whose network changed, or that has nothing left to do."""
-    with as_one_line(resumed.history):
-        before = NetworkSettings.parse(resumed.state["network"]).describe()
+    before = NetworkSettings.parse(resumed.state["network"]).describe()
     for name, now in settings.network.describe().items():
         if before[name] != now:
             fix = f"its network has {name}={before[name]}, now {now}; start a new run, or leave it as it was"
             raise ConfigError("resume", resumed.history, fix)
+    with as_one_line(resumed.history):
+        check_learner_state(resumed.state["ppo"], settings.network)
     finished = resumed.state["frames"] + settings.frames_per_batch > settings.max_frames
     if finished and resumed.state["scored"].get("frames") == resumed.state["frames"]:  # evaluated, too
         fix = f"{resumed.run} has reached it; raise it to continue"
@@ -111,33 +137,69 @@ def as_one_line(path: Path | None) -> Iterator[None]:
     """Turn errors into one line while a state is taken apart: one that is made up fails in any of many ways."""
     try:
         yield
-    except (AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
+    except (ArithmeticError, AttributeError, IndexError, KeyError, RuntimeError, TypeError, ValueError) as error:
         if path is None or isinstance(error, ConfigError):
             raise
-        reason = str(error).strip().partition("\n")[0]
-        fix = f"does not fit this program ({type(error).__name__}: {reason}); start a new run"
+        kind = "" if isinstance(error, Unfit) else f"{type(error).__name__}: "
+        fix = f"does not fit this program ({kind}{str(error).strip().partition(chr(10))[0]}); start a new run"
         raise ConfigError("resume", path, fix) from error
 
 
 def given_overrides(resumed: Resumed | None) -> list[str]:
-    """What was typed, now and when the run began."""
-    return _merged(resumed.state["overrides"] if resumed else [])
-
-
-def _merged(before: list[str]) -> list[str]:
-    """What was typed now, after what was typed `before`; of a key given twice the last counts."""
-    typed = {text.partition("=")[0].lstrip("+~"): text for text in [*before, *HydraConfig.get().overrides.task]}
+    """What was typed, now and when the run began; of a key given twice the last counts."""
+    typed = {_key(text): text for text in [*(resumed.state["overrides"] if resumed else []), *_typed()]}
     return [text for key, text in typed.items() if key != "resume"]
+
+
+def _typed() -> list[str]:
+    return list(HydraConfig.get().overrides.task)
+
+
+def _key(override: str) -> str:
+    return override.partition("=")[0].lstrip("+~")
+
+
+# --- settings from a file are data: nothing in them is resolved, looked up or run ------------------------------------
+
+
+def _settings_of(overrides: list[str], stored: dict, wanted: str) -> DictConfig:
+    """The settings of a run with these overrides, and then of what was typed now.
+
+    The run's overrides say which settings were its own choice; their values are those of its stored settings.
+    """
+    typed = [text for text in _typed() if _key(text) != "resume"]
+    now = {_key(text) for text in typed}
+    chosen = [_key(text) for text in overrides if _key(text) not in now]
+    groups = [text for text in overrides if (key := _key(text)) in GROUPS and key in chosen]
+    for text in groups:
+        key, _, name = text.lstrip("+").partition("=")
+        if name not in (names := [file.stem for file in sorted((CONFIG / key).glob("*.yaml"))]):
+            raise ConfigError("resume", wanted, f"was run with {one_line(text)}; {key} is one of {', '.join(names)}")
+    cfg = compose("train", overrides=[*groups, *typed])
+    known, values = dict(flat(plain(cfg))), dict(flat(stored))
+    for key, value in values.items():
+        mine = any(key == name or key.startswith(f"{name}.") for name in chosen if name not in GROUPS)
+        later = any(key == name or key.startswith(f"{name}.") for name in now - set(GROUPS))
+        if mine and not later and key in known:
+            if key in SENDING:
+                if value != known[key]:
+                    log.warning("%s=%s of this run is not taken over; type it to send data there", key, shown(value))
+            elif "${" in str(value):
+                raise ConfigError("resume", wanted, f"its stored {key} is {shown(value)}; give {key} anew")
+            else:
+                OmegaConf.update(cfg, key, value)
+    return cfg
 
 
 def _report(file: Path, state: dict, changed: dict[str, str], same_world: bool, engine: str) -> None:
     log.info("resuming from %s: iteration %d, %.1f M frames", file, state["iteration"], state["frames"] / 1e6)
     if changed:
-        log.info("changed since: %s", ", ".join(f"{key} {change}" for key, change in changed.items()))
+        told = ", ".join(f"{key} {change}" for key, change in changed.items())
+        log.info("changed since: %s", one_line(told, 4000))
     reasons = [key for key in changed if not key.startswith(HARMLESS)]
     reasons += ["sim=isaac (PhysX rounds attitudes when they are set)"] if engine == "isaac" else []
     reasons += [
-        f"{key} ({state['machine'].get(key)} → {now})"
+        f"{key} ({one_line(str(state['machine'].get(key)))} → {now})"
         for key, now in machine_now().items()
         if state["machine"].get(key) != now
     ]
@@ -147,18 +209,10 @@ def _report(file: Path, state: dict, changed: dict[str, str], same_world: bool, 
         log.warning("the drones begin new flights: %s changed", ", ".join(key for key in changed if key in WORLD))
 
 
-def _differences(old: DictConfig | ListConfig, new: DictConfig) -> dict[str, str]:
-    before, after = (dict(_flat(plain(cfg))) for cfg in (old, new))
+def _differences(old: dict, new: DictConfig) -> dict[str, str]:
+    before, after = dict(flat(old)), dict(flat(plain(new)))
     keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
     return {key: f"{before.get(key, 'nothing')} → {after.get(key, 'nothing')}" for key in keys if key != "resume"}
-
-
-def _flat(node: dict, prefix: str = "") -> Iterator[tuple[str, object]]:
-    for key, value in node.items():
-        if isinstance(value, dict):
-            yield from _flat(value, f"{prefix}{key}.")
-        else:
-            yield f"{prefix}{key}", value
 
 
 def machine_now() -> dict[str, str | int]:

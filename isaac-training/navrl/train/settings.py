@@ -2,29 +2,32 @@
 
 from __future__ import annotations
 
+import difflib
 import importlib
 import logging
 import math
 import os
 import re
 import shlex
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import psutil
 import torch
+import yaml
 from hydra import compose, initialize_config_dir
 from hydra.core.global_hydra import GlobalHydra
 from omegaconf import DictConfig, ListConfig, OmegaConf
 
 from navrl.checkpoint.retention import SaveSettings
 from navrl.collect.batches import CollectSettings
+from navrl.io.contents import MapOf, Plain, Unfit, check, check_bounds
 from navrl.ppo.networks import ENCODERS, NetworkSettings
 from navrl.ppo.ppo import PPOSettings
-from navrl.schema import NEAREST, observation_shapes
-from navrl.settings import SEED, ConfigError, device, read, setting
+from navrl.schema import NEAREST, TERMS, observation_shapes
+from navrl.settings import SEED, ConfigError, declared, device, one_line, read, setting
 from navrl.sim.isaac_check import PHYSICS, IsaacMissing, check_isaac
 from navrl.sim.lidar import LidarSpec
 from navrl.sim.scene import BORDER, SceneSettings
@@ -34,6 +37,7 @@ from navrl.task.evaluation import MAX_EPISODES, EvaluationSettings
 
 log = logging.getLogger("navrl")
 
+WANDB_WORD = r"[\w-][\w.-]{0,119}"  # a project or the id of a run
 CONFIG = Path(__file__).parents[1] / "cfg"  # every key with its default and reason
 
 
@@ -137,9 +141,30 @@ def plain(cfg: DictConfig | ListConfig) -> dict:
     return {str(key): value for key, value in values.items()}
 
 
+def stored_config(text: str) -> dict:
+    """The settings of a stored run as plain values; raises Unfit."""
+    try:
+        config = yaml.load(text, _PlainLoader)
+        check_bounds(config)
+        check(config, MapOf(Plain()), "config")
+    except (yaml.YAMLError, RecursionError, ValueError) as error:
+        raise Unfit("config", f"cannot be read: {one_line(str(error), 200)}") from None
+    return config
+
+
+class _PlainLoader(yaml.SafeLoader):
+    """YAML without references: a few lines of them can stand for more than memory holds. Runs never have any."""
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        if self.check_event(yaml.AliasEvent):
+            raise yaml.YAMLError("it has a reference to another part of itself")
+        return super().compose_node(parent, index)
+
+
 def read_train(cfg: DictConfig, overrides: Sequence[str] = ()) -> TrainSettings:
     """Settings of a training run, checked. Says what device, memory and physics it will use."""
     config = plain(cfg)
+    check_keys(config, TrainSettings, "resume")
     sim = read_sim(config)
     settings = read(TrainSettings, config, sim=sim, config=config, overrides=tuple(overrides))
     check_train(settings)
@@ -153,6 +178,7 @@ def read_train(cfg: DictConfig, overrides: Sequence[str] = ()) -> TrainSettings:
 def read_eval(cfg: DictConfig) -> EvalSettings:
     """Settings of an evaluation, checked."""
     config = plain(cfg)
+    check_keys(config, EvalSettings)
     return read(EvalSettings, config, sim=read_sim(config))
 
 
@@ -208,6 +234,25 @@ def shell_word(key: str, path: str | Path) -> str:
 # --- checks that concern several settings -----------------------------------------------------------------------------
 
 
+def check_keys(config: dict, kind: type, *others: str) -> None:
+    """Refuse keys that nothing reads: Hydra lets +key=value through, and a misspelt setting would have no effect."""
+    known = {*declared(kind), *declared(_IsaacSettings), *others, *(f"reward.{term}" for term in TERMS)}
+    sections = {key.rpartition(".")[0] for key in known}
+    for key, value in flat(config):
+        if key not in known and key not in sections:  # a section that is no section is refused where it is read
+            near = difflib.get_close_matches(key, known, 1)
+            raise ConfigError(key, value, "no such key" + (f"; did you mean {near[0]}?" if near else ""))
+
+
+def flat(node: dict, prefix: str = "") -> Iterator[tuple[str, Any]]:
+    """Every setting of a config by its whole key."""
+    for key, value in node.items():
+        if isinstance(value, dict) and value:
+            yield from flat(value, f"{prefix}{key}.")
+        else:
+            yield f"{prefix}{key}", value
+
+
 def check_lidar(lidar: LidarSpec) -> None:
     turns = 360.0 / lidar.hres
     if abs(turns - round(turns)) > 1e-6:
@@ -224,7 +269,7 @@ def check_train(s: TrainSettings) -> None:
     frames, minibatches, collect = s.frames_per_batch, s.ppo.num_minibatches, s.collect
     if frames % minibatches:
         fix = f"must divide env.num_envs * algo.training_frame_num = {s.sim.num_envs} * {collect.steps} = {frames}"
-        nearest = f"; the nearest that does is {_nearest_divisor(frames, minibatches)}"
+        nearest = f"; the nearest that does is {_nearest_divisor(frames, minibatches)}" if frames > 1 else ""
         raise ConfigError("algo.num_minibatches", minibatches, fix + nearest)
     if frames // minibatches < 2:
         raise ConfigError("algo.num_minibatches", minibatches, "leaves fewer than 2 frames per minibatch; use fewer")
@@ -254,13 +299,16 @@ def check_train(s: TrainSettings) -> None:
         fix = "stores whole batches, of which compress_rollout keeps only a part; set compress_rollout=none"
         raise ConfigError("rollout_save_interval", collect.rollout_interval, fix)
     for key, word in (("wandb.project", s.logging.project), ("wandb.run_id", s.logging.run_id)):
-        if word is not None and not re.fullmatch(r"[\w.-]{1,120}", word):
+        if word is not None and not re.fullmatch(WANDB_WORD, word):
             raise ConfigError(key, word, "must be letters, digits, dots and dashes")
+    if s.logging.name is not None and not 0 < len(s.logging.name) <= 120:
+        raise ConfigError("wandb.name", s.logging.name, "must have 1 to 120 characters")
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:
+    """Of the divisors that leave at least two."""
     divisors = {d for k in range(1, math.isqrt(number) + 1) if number % k == 0 for d in (k, number // k)}
-    return min(divisors, key=lambda d: abs(d - wanted))
+    return min(divisors - {number}, key=lambda d: abs(d - wanted))
 
 
 def memory_needed(s: TrainSettings) -> dict[str, float]:
