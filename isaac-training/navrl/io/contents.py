@@ -192,6 +192,12 @@ def like(example: Any) -> Any:
     return Text(100_000)
 
 
+def refuse_others(value: Mapping, known: Mapping, where: str) -> None:
+    """Raise Unfit for keys that are not known."""
+    if odd := value.keys() - known.keys():
+        raise Unfit(where, f"holds {shown(next(iter(odd)))}, which does not belong there")
+
+
 def check_bounds(content: Any) -> None:
     """Raise Unfit for what no honest file holds and what would make reading it slow: see NODES, DEPTH.
 

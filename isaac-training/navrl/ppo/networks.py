@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from navrl.io.contents import Number, OneOf, Unfit, check, like, shown
+from navrl.io.contents import Number, OneOf, Unfit, check, like, refuse_others
 from navrl.ppo.lidar_convolution import lidar_convolution, supports
 from navrl.schema import ACTIONS, NEAREST, OBSTACLE, OBSTACLE_PARTS, STATE, STATE_PARTS, WIDTH_STEP
 
@@ -211,17 +211,16 @@ class ActorCritic(nn.Module):
         return self.mean_velocity(**observation)
 
 
-def network_from(settings: NetworkSettings, weights: object, where: str = "weights") -> ActorCritic:
+def network_from(settings: NetworkSettings, weights: Any, where: str = "weights") -> ActorCritic:
     """A network with these weights, which are checked before anything of their claimed size is made."""
     if settings.encoder == "navrl" and settings.beams != (36, 4):
         raise Unfit("network.beams", f"is {[*settings.beams]}, but NavRL's network has 36 × 4")
     with torch.device("meta"):
         wanted = ActorCritic(settings).state_dict()
     check(weights, like(wanted), where)
-    if odd := sorted(map(str, weights.keys() - wanted.keys())):  # pyright: ignore[reportAttributeAccessIssue]
-        raise Unfit(where, f"holds {shown(odd[0])}, which this network does not have")
+    refuse_others(weights, wanted, where)
     policy = ActorCritic(settings)
-    policy.load_state_dict(weights)  # pyright: ignore[reportArgumentType]
+    policy.load_state_dict(weights)
     return policy
 
 

@@ -11,8 +11,8 @@ import torch
 from tensordict import TensorDictBase
 from torch import Tensor, nn
 
-from navrl.io.contents import Array, Number, OneOf, check, like
-from navrl.io.snapshot import Live
+from navrl.io.contents import Array, Number, OneOf, check, like, refuse_others
+from navrl.io.snapshot import Live, Snapshot
 from navrl.ppo import beta as beta_policy
 from navrl.ppo.batch import Batch, Rows, needs_bootstrap
 from navrl.ppo.networks import ActorCritic, NetworkSettings
@@ -132,6 +132,7 @@ class PPO:
         self.optimizer = torch.optim.Adam(groups, eps=1e-5, fused=True)
         self.lr_scale, self.updates = 1.0, 0
         self._buffers: dict[str, Tensor] = {}
+        self._before = Snapshot()  # the state before the last update
         self._live: dict | None = None  # what `state` gathers, once: gathering takes longer than copying
 
     def update(self, batch: Batch, progress: float = 0.0) -> dict[str, float]:
@@ -139,21 +140,25 @@ class PPO:
 
         Whatever it raises, everything is as before the update: the state can be saved, and the same call fails again.
         """
-        before = copy.deepcopy(self.state())
+        self._before.take(self.state())  # into memory it already has
         try:
             check_finite(batch.frames, LEARNED_FROM)
             metrics = self._learn(batch, progress)
             if broken := [name for name, value in metrics.items() if not _finite(value)]:
-                self.load_state(before)
+                self._undo()
                 self._learn(batch, progress, watch=True)  # once more, looking at every step: which tensor was it?
                 raise NotFinite(broken[0])
             return metrics
         except NotFinite as error:
-            self.load_state(before)
+            self._undo()
             raise NotFinite(error.name, batch) from None
         except BaseException:  # out of memory, say
-            self.load_state(before)
+            self._undo()
             raise
+
+    def _undo(self) -> None:
+        self._before.wait()
+        self.load_state(self._before.content)
 
     def _learn(self, batch: Batch, progress: float, watch: bool = False) -> dict[str, float]:
         s = self.settings
@@ -268,6 +273,7 @@ class PPO:
             factor = 1.2 if kl < low else 1 / 1.2 if kl > high else 1.0
             self.lr_scale = min(max(self.lr_scale * factor, 0.01), 3.0)
 
+    @torch.no_grad()  # or the average would remember how it came about, forever
     def _update_ema(self) -> None:
         self._live = self._live if self.updates else None  # Adam has its moments from the first update on
         self.updates += 1
@@ -326,6 +332,8 @@ def check_learner_state(state: Any, network: NetworkSettings) -> None:
     numbers = {"rate_scale": Number(1e-3, 10.0), "updates": Number(0, 1e12, whole=True), "generator": generator}
     parts = {"policy": weights, "averaged": weights, "value_norm": like(ValueNorm().state_dict())}
     check(state, parts | numbers, "ppo")
+    for name, part in parts.items():
+        refuse_others(state[name], part, f"ppo.{name}")
     moments = [like(p) for p in policy.parameters()] if state["updates"] else []
     step = Array(torch.float32, ()) if state["updates"] else OneOf((None,))
     check(state, {"adam": dict.fromkeys(MOMENTS, moments) | {"step": step}}, "ppo")
