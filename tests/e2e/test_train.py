@@ -20,6 +20,7 @@ from typing import Any
 
 import pytest
 import torch
+from commands import ROOT, SMALL, run, start, start_and_wait
 
 from navrl.checkpoint.retention import states_of
 from navrl.collect.rollouts import RolloutStorage
@@ -27,27 +28,6 @@ from navrl.io.files import BadCheckpoint, load_checkpoint, read_lines
 from navrl.monitor.metrics import read_rows
 from navrl.ppo.batch import VERSION
 from navrl.ppo.policy_file import load_policy
-
-ROOT = Path(__file__).parents[2]
-SMALL = [
-    "env.num_envs=64", "algo.training_frame_num=8", "algo.num_minibatches=4", "env.num_maps=2", "env.num_obstacles=20",
-    "env_dyn.num_obstacles=8", "env.max_episode_length=120", "eval.scenarios=[crossing-20-8]", "eval.episodes=8",
-    "eval.final_episodes=8", "eval.maps=2",
-]  # fmt: skip
-
-
-def start(
-    *overrides: str, cwd: Path, script: str = "train", small: bool = True, **environment: str
-) -> subprocess.Popen:
-    command = [sys.executable, str(ROOT / f"scripts/{script}.py"), *(SMALL if small else []), *overrides]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    return subprocess.Popen(command, cwd=cwd, env=os.environ | environment, start_new_session=True, **pipes)
-
-
-def run(*overrides: str, cwd: Path, **more) -> subprocess.CompletedProcess:
-    process = start(*overrides, cwd=cwd, **more)
-    out, err = process.communicate(timeout=300)
-    return subprocess.CompletedProcess(process.args, process.returncode, out, err)
 
 
 @pytest.fixture(scope="module")
@@ -122,15 +102,6 @@ def test_navrls_network_trains_on_from_its_checkpoint_and_back(tmp_path) -> None
     theirs = torch.load(tmp_path / "policy.navrl.pt", weights_only=True)
     original = torch.load(published, map_location="cpu", weights_only=True)
     assert {k: v.shape for k, v in theirs.items()} == {k: v.shape for k, v in original.items()}
-
-
-def start_and_wait(*overrides: str, cwd: Path, until: str = "runs/*/*/metrics.csv", **more) -> subprocess.Popen:
-    """A run that will not end by itself, once it has written the file `until`."""
-    process = start("max_frame_num=1e8", *overrides, cwd=cwd, **more)
-    deadline = time.monotonic() + 120
-    while not list(cwd.glob(until)) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.05)
-    return process
 
 
 @pytest.mark.parametrize(
@@ -467,6 +438,7 @@ def test_a_disk_that_takes_no_more(tmp_path) -> None:
     assert "writes to" in done.stderr and "Traceback" not in done.stderr
     (run_dir,) = tmp_path.glob("runs/*/*")
     assert (run_dir / "metrics.csv").exists() and not (run_dir / "policy.pt").exists()
+    assert "no policy could be saved" in done.stdout and "navrl eval" not in done.stdout
     assert not list(run_dir.glob("*.tmp"))
 
 

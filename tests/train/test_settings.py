@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
-import typing
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -13,7 +11,7 @@ from omegaconf import OmegaConf
 
 from conftest import TRAIN
 from navrl import settings
-from navrl.settings import ConfigError, setting
+from navrl.settings import ConfigError, declared, setting
 from navrl.train.resume import ResumeSettings
 from navrl.train.settings import (
     CONFIG,
@@ -47,6 +45,12 @@ def test_defaults_are_navrls() -> None:
 
 BAD = {
     "env.num_envs=0": "between 1",
+    "env.height_limits=[1,1]": "at least 0.1 apart",
+    "env.height_limits=[nan,4]": "2 numbers",
+    "+new.key=1": "no such key",
+    "+env.num_env=3": "no such key; did you mean env.num_envs?",
+    "+reward.velocty=1": "no such key; did you mean reward.velocity?",
+    "eval.scenarios=[crossing-0-0,borders-0-0,crossing-0-0]": "is there twice",
     "env.num_envs=-5": "between 1",
     "env.num_envs=2.5": "whole number",
     "env.num_envs=many": "whole number",
@@ -89,7 +93,7 @@ BAD = {
 
 @pytest.mark.parametrize("override", BAD)
 def test_bad_values(override: str) -> None:
-    key = override.partition("=")[0]
+    key = override.partition("=")[0].lstrip("+")
     with pytest.raises(ConfigError, match=BAD[override]) as error:
         read(override)
     line = str(error.value)
@@ -119,6 +123,9 @@ def test_lists_are_cycled_over_maps() -> None:
 
 BAD_TRAINING = {
     "algo.num_minibatches=7": "nearest that does is 8",
+    "algo.num_minibatches=1000000": "nearest that does is 16384",
+    "wandb.run_id=..": "letters, digits",
+    "+algo.gama=0.9": "no such key; did you mean algo.gamma?",
     "algo.num_minibatches=32768": "fewer than 2 frames",
     "algo.training_frame_num=0": "between 1",
     "algo.training_epoch_num=2.5": "whole number",
@@ -166,7 +173,7 @@ BAD_TRAINING = {
 
 @pytest.mark.parametrize("override", BAD_TRAINING)
 def test_bad_training_values(override: str) -> None:
-    key = override.partition("=")[0]
+    key = override.partition("=")[0].lstrip("+")
     with pytest.raises(ConfigError, match=BAD_TRAINING[override]) as error:
         read_training(override)
     line = str(error.value)
@@ -223,17 +230,6 @@ def test_names_a_navrl_user_types() -> None:
 # --- declared once ------------------------------------------------------------------------------------------------
 
 
-def declared(kind: type) -> set[str]:
-    """Keys of a settings object and of those in it."""
-    hints, keys = typing.get_type_hints(kind), set()
-    for f in dataclasses.fields(kind):
-        if rule := f.metadata.get("rule"):
-            keys.add(rule.key)
-        elif dataclasses.is_dataclass(hints[f.name]):
-            keys |= declared(hints[f.name])
-    return keys
-
-
 def written(node: dict, prefix: str = "") -> set[str]:
     """Keys of a composed configuration; `reward` is one."""
     keys = set()
@@ -248,7 +244,7 @@ def test_every_yaml_line_has_its_field_and_every_field_its_line(name: str, kinds
     keys = set().union(*map(declared, kinds))
     assert written(plain(compose_config(name))) == keys
     isaac = written(plain(compose_config(name, ["sim=isaac"])))
-    assert isaac == keys | declared(_IsaacSettings)
+    assert isaac == keys | {*declared(_IsaacSettings)}
 
 
 def test_every_yaml_line_says_why() -> None:

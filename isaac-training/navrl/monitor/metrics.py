@@ -8,7 +8,7 @@ import errno
 import logging
 import os
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -52,9 +52,9 @@ class CsvLogger:
         self._whole, self._begun = True, True
         self._unwritten.clear()
 
-    def rows(self) -> list[dict[str, float]]:
-        """Every row so far."""
-        return [*(read_rows(self.path) if self._begun else []), *map(dict, self._unwritten)]
+    def rows(self, most: int | None = None) -> list[dict[str, float]]:
+        """The rows so far, all or about `most` of them."""
+        return [*(read_rows(self.path, most) if self._begun else []), *map(dict, self._unwritten)]
 
     def _write_all(self, rows: Sequence[Mapping[str, float]]) -> None:
         columns = list(dict.fromkeys(key for row in rows for key in row))
@@ -71,22 +71,30 @@ class CsvLogger:
         """Every row is on disk already."""
 
 
-def read_rows(path: Path) -> list[dict[str, float]]:
+def read_rows(path: Path, most: int | None = None) -> list[dict[str, float]]:
     """The rows of a metrics.csv, without those that a crash, a power cut or somebody spoiled.
 
-    Reads at most `LARGEST` bytes: 100,000 iterations are about 100 MB.
+    Files of up to `LARGEST` bytes are read: 100,000 iterations are about 100 MB. With `most`, only about so many rows
+    are kept, evenly spread, and all with a score: as many as a picture can show.
     """
     if path.stat().st_size > LARGEST:
         raise OSError(errno.EFBIG, f"{path} is larger than {LARGEST >> 20} MB, which no run of ours writes")
-    whole = path.read_text("utf-8", errors="replace").replace("\0", "").rpartition("\n")[0].splitlines()
+    stride = -(-sum(1 for _ in _whole_lines(path)) // most) if most else 1
     rows = []
-    for row in csv.DictReader((line for line in whole if len(line) < 1 << 16), quoting=csv.QUOTE_NONE):
+    for number, row in enumerate(csv.DictReader(_whole_lines(path), quoting=csv.QUOTE_NONE)):
+        if number % max(1, stride) and not any(value for key, value in row.items() if key and key.startswith("eval/")):
+            continue
         with contextlib.suppress(ValueError, TypeError, OverflowError):
             values = {key: float(value) for key, value in row.items() if value}
             values = {key: value for key, value in values.items() if abs(value) < 1e18}  # not NaN, not infinite
             if 0 <= values.get("frames", -1) <= 1e13:
                 rows.append({**values, "frames": int(values["frames"])})
     return rows
+
+
+def _whole_lines(path: Path) -> Iterator[str]:
+    with path.open(encoding="utf-8", errors="replace") as file:
+        yield from (line.replace("\0", "") for line in file if line.endswith("\n") and len(line) < 1 << 16)
 
 
 class TensorBoardLogger:

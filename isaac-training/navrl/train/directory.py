@@ -8,6 +8,7 @@ import itertools
 import logging
 import os
 import shutil
+import time
 from pathlib import Path
 
 from hydra.core.hydra_config import HydraConfig
@@ -37,7 +38,11 @@ class RunDirectory:
 
     def take_over(self, iteration: int, config: dict, overrides: list[str]) -> None:
         """Train in here from `iteration` on, with these settings."""
-        self._log = RunLog(open_file(self.path / LOG, "a"))
+        file = open_file(self.path / LOG, "a")
+        now = time.strftime("%Y-%m-%d %H:%M:%S")
+        with contextlib.suppress(OSError):  # of a full disk
+            print(now, f"from iteration {iteration}: navrl train", *overrides, file=file, flush=True)
+        self._log = RunLog(file)
         self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
         logging.getLogger("navrl").addHandler(self._log)
         set_aside_after(self.path, iteration)
@@ -69,12 +74,16 @@ def write_settings(run: Path, config: dict, overrides: list[str]) -> None:
 
 
 def refuse_links(run: Path) -> None:
-    """A link in a directory from elsewhere could have any file of the user overwritten. wandb makes some of its own."""
-    home = (run / "wandb").absolute()
+    """A link in a directory from elsewhere could have any file of the user overwritten.
+
+    wandb makes links of its own: some beside its runs, which it makes anew, and some inside them, which it never opens
+    again.
+    """
+    wandb = run.resolve() / "wandb"
     for folder, folders, files in os.walk(run):
         for path in (Path(folder) / name for name in folders + files):
-            within = path.absolute().is_relative_to(home) and path.parent.resolve().is_relative_to(home.resolve())
-            if path.is_symlink() and not (within and path.resolve().is_relative_to(home.resolve())):
+            depth = len(path.relative_to(run).parts) if path.relative_to(run).parts[0] == "wandb" else 1
+            if path.is_symlink() and (depth == 1 or (depth == 2 and not path.resolve().is_relative_to(wandb))):
                 raise ConfigError("resume", run, f"holds a symbolic link, {path.relative_to(run)}; remove it")
 
 

@@ -18,6 +18,8 @@ from navrl.task.evaluation import Evaluator, Scenario, summarize
 from navrl.train.saving import Saving
 from navrl.train.settings import TrainSettings
 
+DRAWN = 1500  # rows of metrics in a picture: more than it has pixels
+
 
 class PeriodicEvaluation:
     """Flies the EMA policy through the scenarios and records how it did. A request to stop cuts it short."""
@@ -71,7 +73,7 @@ class PeriodicEvaluation:
         """Draw the metrics so far into curves.png."""
         monitor, run, loggers = self.saving.monitor, self.saving.run, self.saving.loggers
         with monitor.timer("evaluate"), loggers.disk("drawing curves"):
-            draw_curves(run / "curves.png", f"{run}   {clock(monitor.elapsed)}", loggers.csv.rows())
+            draw_curves(run / "curves.png", f"{run}   {clock(monitor.elapsed)}", loggers.csv.rows(DRAWN))
 
     def _act(self, observation: TensorDictBase) -> torch.Tensor:
         ppo = self.saving.ppo
