@@ -113,11 +113,11 @@ def _explain(error: OSError) -> str:
     if cache and path.absolute().is_relative_to(Path(cache).absolute()):
         fix = "compiled kernels are kept there; choose another place with WARP_CACHE_PATH=<directory>"
         return f"{path}: {error.strerror}: {fix}"
-    typed = [value for key, _, value in (a.partition("=") for a in sys.argv[1:]) if key in RUN_KEYS]
-    for directory in map(Path, [*typed, "runs", "multirun"]):
-        if path.absolute().is_relative_to(directory.absolute()):
-            fix = "choose a directory that can be written with hydra.run.dir=<directory>"
-            return f"hydra.run.dir={path}: {error.strerror}; {fix}"
+    typed = [(key, value.strip("'")) for key, _, value in (a.partition("=") for a in sys.argv[1:]) if key in RUN_KEYS]
+    for key, directory in [*typed, ("hydra.run.dir", "runs"), ("hydra.sweep.dir", "multirun")]:
+        if path.absolute().is_relative_to(Path(directory).absolute()):
+            fix = "make it writable" if key == "resume" else f"choose another directory with {key}=<directory>"
+            return f"{key}={directory}: {path}: {error.strerror}; {fix}"
     return f"{path}: {error.strerror}"
 
 
@@ -173,9 +173,11 @@ def _run_hydra(function: Callable, name: str, config: str) -> None:
         except (ConfigError, OmegaConfBaseException, IsaacMissing) as error:
             remove_fresh_directory()
             fail(str(error).splitlines()[0])
-        except OSError:
+        except OSError as error:
             remove_fresh_directory()
-            raise
+            if error.errno not in DISK_TROUBLE:
+                raise
+            fail(_explain(error))  # here: Hydra would add a line of its own
 
     os.environ.setdefault("HYDRA_FULL_ERROR", "1")  # let errors through to here
     try:

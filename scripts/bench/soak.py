@@ -69,8 +69,9 @@ def soak(mode: str, iterations: int) -> dict:
     out: dict = {"iterations": int(done[-1]), "iterations_per_s": done[-1] / seconds[-1]}
     for column, name in enumerate(("memory_mb", "descriptors", "threads"), start=1):
         values = np.array([sample[column] for sample in samples])
-        slope, error = fitted(at[kept], values[kept])
-        out[name] = {"start": float(values[kept][0]), "end": float(values[-1]), "slope": slope, "error": error}
+        slope, error = fitted(at[kept][:-5], values[kept][:-5])
+        start, end = (float(np.median(part)) for part in (values[kept][:20], values[-40:-5]))  # the last are its end
+        out[name] = {"start": start, "end": end, "slope": slope, "error": error}
     return out
 
 

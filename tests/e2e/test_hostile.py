@@ -211,7 +211,8 @@ PLAIN_USER = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]  # root witho
     os.geteuid() == 0 and not shutil.which("setpriv"), reason="root may write anywhere; no setpriv here"
 )
 @pytest.mark.parametrize(
-    "where, words", [("cache", "WARP_CACHE_PATH=<directory>"), ("runs", "hydra.run.dir=<directory>"), ("run", "run/")]
+    "where, words",
+    [("cache", "WARP_CACHE_PATH=<directory>"), ("runs", "hydra.run.dir=<directory>"), ("run", "resume=run: ")],
 )
 def test_a_directory_that_may_not_be_written(tmp_path, where: str, words: str) -> None:
     """The line names what really failed: kernel cache, directory of runs, a run to resume."""

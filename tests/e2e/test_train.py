@@ -157,7 +157,7 @@ def test_a_run_directory_that_cannot_be_written(tmp_path) -> None:
     (tmp_path / "file").write_text("in the way")
     done = run("hydra.run.dir=file/run", cwd=tmp_path)
     assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1, done.stderr
-    assert done.stderr.startswith("error: hydra.run.dir=file/run")
+    assert done.stderr.startswith("error: hydra.run.dir=file/run: ") and "Not a directory" in done.stderr
 
 
 @pytest.mark.parametrize("mode", ["compress_rollout=none", "compress_rollout=lidar"])
