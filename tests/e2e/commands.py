@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 SMALL = [
@@ -28,6 +32,19 @@ def run(*overrides: str, cwd: Path, **more) -> subprocess.CompletedProcess:
     process = start(*overrides, cwd=cwd, **more)
     out, err = process.communicate(timeout=300)
     return subprocess.CompletedProcess(process.args, process.returncode, out, err)
+
+
+@contextlib.contextmanager
+def small_disk(path: Path) -> Iterator[Path]:
+    """A file system of 9 MB, for this test alone."""
+    path.mkdir()
+    mount = ["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(path)]
+    if os.geteuid() or subprocess.run(mount, capture_output=True).returncode:
+        pytest.skip("no file system can be mounted here")
+    try:
+        yield path
+    finally:
+        subprocess.run(["umount", "-l", str(path)], check=False)
 
 
 def start_and_wait(*overrides: str, cwd: Path, until: str = "runs/*/*/metrics.csv", **more) -> subprocess.Popen:

@@ -18,7 +18,7 @@ import time
 from pathlib import Path
 
 import pytest
-from commands import ROOT, SMALL, run, start, start_and_wait
+from commands import ROOT, SMALL, run, small_disk, start, start_and_wait
 
 from navrl.checkpoint.retention import newest_state, states_of
 from navrl.collect.rollouts import RolloutStorage
@@ -176,14 +176,9 @@ def test_paths_with_any_characters(tmp_path) -> None:
 # --- disks ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(os.geteuid() != 0, reason="only root can mount a file system")
 def test_a_disk_that_is_filled_and_freed(tmp_path) -> None:
     """What could not be written is, once there is room: at the end everything is there."""
-    disk = tmp_path / "disk"
-    disk.mkdir()
-    if subprocess.run(["mount", "-t", "tmpfs", "-o", "size=9m", "tmpfs", str(disk)], capture_output=True).returncode:
-        pytest.skip("this machine allows no mount")
-    try:
+    with small_disk(tmp_path / "disk") as disk:
         arguments = ["save_interval=1", "logger=none", "eval_interval=0", f"hydra.run.dir={disk}/run"]
         process = start(*arguments, "max_frame_num=51200", cwd=tmp_path)
         log = disk / "run/metrics.csv"
@@ -200,8 +195,6 @@ def test_a_disk_that_is_filled_and_freed(tmp_path) -> None:
         frames = re.findall(r"^(\d+),", log.read_text(), re.MULTILINE)
         assert sorted({*map(int, frames)}) == [512 * k for k in range(1, 101)], "no row is missing"
         assert f"navrl eval policy={disk.relative_to(tmp_path)}/run/policy.pt" in out
-    finally:
-        subprocess.run(["umount", "-l", str(disk)], check=False)
 
 
 PLAIN_USER = ["setpriv", "--bounding-set=-all", "--inh-caps=-all"]  # root without root's powers

@@ -38,12 +38,8 @@ class RunDirectory:
 
     def take_over(self, iteration: int, config: dict, overrides: list[str]) -> None:
         """Train in here from `iteration` on, with these settings."""
-        file = open_file(self.path / LOG, "a")
-        now = time.strftime("%Y-%m-%d %H:%M:%S")
-        with contextlib.suppress(OSError):  # of a full disk
-            print(now, f"from iteration {iteration}: navrl train", *overrides, file=file, flush=True)
-        self._log = RunLog(file)
-        self._log.setFormatter(logging.Formatter("%(asctime)s %(message)s", "%Y-%m-%d %H:%M:%S"))
+        self._log = RunLog(self.path / LOG)
+        self._log.write(f"from iteration {iteration}: navrl train {' '.join(overrides)}")
         logging.getLogger("navrl").addHandler(self._log)
         set_aside_after(self.path, iteration)
         write_settings(self.path, config, overrides)
@@ -55,16 +51,22 @@ class RunDirectory:
         """Let another process have the run."""
         if self._log:
             logging.getLogger("navrl").removeHandler(self._log)
-            with contextlib.suppress(OSError):
-                self._log.stream.close()
         os.close(self._lock)
 
 
-class RunLog(logging.StreamHandler):
-    """Keeps what a run logs. A full disk costs the line."""
+class RunLog(logging.Handler):
+    """Keeps what a run logs, in a file that is open only while a line is written. A full disk costs the line."""
 
-    def handleError(self, record: logging.LogRecord) -> None:
-        """Nothing is left to tell anybody with."""
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.path = path
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self.write(record.getMessage())
+
+    def write(self, line: str) -> None:
+        with contextlib.suppress(OSError), open_file(self.path, "a") as file:
+            file.write(f"{time.strftime('%Y-%m-%d %H:%M:%S')} {line}\n")
 
 
 def write_settings(run: Path, config: dict, overrides: list[str]) -> None:
@@ -89,18 +91,19 @@ def refuse_links(run: Path) -> None:
 
 def _lock(run: Path) -> int:
     """Held by the process, released with it, however it ends."""
-    handle = os.open(run / SETTINGS / LOCK, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+    path = run / SETTINGS / LOCK
+    handle = os.open(path, os.O_RDONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         process = os.read(handle, 20).decode(errors="replace") or "?"
         os.close(handle)
-        raise ConfigError("resume", run, f"is being trained by process {process}") from None
+        key = "hydra.run.dir" if run.absolute() == _fresh else "resume"
+        raise ConfigError(key, run, f"is being trained by process {process}") from None
     except OSError:  # a file system without locks: better to train than not
         return handle
-    with contextlib.suppress(OSError):  # of a full disk
-        os.ftruncate(handle, 0)
-        os.write(handle, str(os.getpid()).encode())
+    with contextlib.suppress(OSError), open_file(path, "w") as file:  # of a full disk
+        file.write(str(os.getpid()))
     return handle
 
 
