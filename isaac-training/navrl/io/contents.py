@@ -135,6 +135,7 @@ class Array:
     dtype: torch.dtype
     shape: tuple[int | None, ...]
     finite: bool = True
+    largest: float = math.inf
 
     def check(self, value: Any, where: str) -> None:
         if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_meta:
@@ -146,6 +147,8 @@ class Array:
             raise Unfit(where, f"is {value.dtype} {[*value.shape]}, not {want}")
         if self.finite and not torch.isfinite(value).all():
             raise Unfit(where, "is not finite")
+        if self.largest < math.inf and value.numel() and float(value.abs().max()) > self.largest:
+            raise Unfit(where, f"holds numbers larger than {self.largest:g}")
 
 
 @dataclass(frozen=True)
@@ -177,12 +180,12 @@ def check(value: Any, spec: Any, where: str = "") -> None:
         spec.check(value, where)
 
 
-def like(example: Any) -> Any:
-    """Describe what has the structure of `example`."""
+def like(example: Any, largest: float = math.inf) -> Any:
+    """Describe what has the structure of `example`, with no number in its tensors above `largest`."""
     if isinstance(example, Tensor):
-        return Array(example.dtype, tuple(example.shape))
+        return Array(example.dtype, tuple(example.shape), largest=largest)
     if isinstance(example, Mapping):
-        return {key: like(value) for key, value in example.items()}
+        return {key: like(value, largest) for key, value in example.items()}
     if isinstance(example, list | tuple):
         return [like(value) for value in example]
     if isinstance(example, bool) or example is None:

@@ -44,6 +44,7 @@ class NetworkSettings:
         return asdict(self) | {"beams": list(self.beams)}
 
 
+LARGEST_WEIGHT = 1e5  # no trained one comes near, and products of these are still numbers
 # The same limits as the settings of sensor, drone and field have.
 NETWORK = {
     "encoder": OneOf(("fast", "navrl")),
@@ -217,7 +218,7 @@ def network_from(settings: NetworkSettings, weights: Any, where: str = "weights"
         raise Unfit("network.beams", f"is {[*settings.beams]}, but NavRL's network has 36 × 4")
     with torch.device("meta"):
         wanted = ActorCritic(settings).state_dict()
-    check(weights, like(wanted), where)
+    check(weights, like(wanted, LARGEST_WEIGHT), where)
     refuse_others(weights, wanted, where)
     policy = ActorCritic(settings)
     policy.load_state_dict(weights)

@@ -15,7 +15,7 @@ from navrl.io.contents import Array, Number, OneOf, check, like, refuse_others
 from navrl.io.snapshot import Live, Snapshot
 from navrl.ppo import beta as beta_policy
 from navrl.ppo.batch import Batch, Rows, needs_bootstrap
-from navrl.ppo.networks import ActorCritic, NetworkSettings
+from navrl.ppo.networks import LARGEST_WEIGHT, ActorCritic, NetworkSettings
 from navrl.ppo.returns import ValueNorm, gae
 from navrl.schema import ACTIONS, NETWORK_INPUTS, OBSERVED
 from navrl.settings import setting
@@ -328,7 +328,7 @@ def check_learner_state(state: Any, network: NetworkSettings) -> None:
     """Raise Unfit if `state` is not the `PPO.state()` of a learner with this network."""
     with torch.device("meta"):
         policy = ActorCritic(network)
-    weights, generator = like(policy.state_dict()), Array(torch.uint8, (None,))
+    weights, generator = like(policy.state_dict(), LARGEST_WEIGHT), Array(torch.uint8, (None,))
     numbers = {"rate_scale": Number(1e-3, 10.0), "updates": Number(0, 1e12, whole=True), "generator": generator}
     parts = {"policy": weights, "averaged": weights, "value_norm": like(ValueNorm().state_dict())}
     check(state, parts | numbers, "ppo")
