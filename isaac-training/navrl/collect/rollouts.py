@@ -453,6 +453,8 @@ class _Header:
         self.table = np.frombuffer(body, TABLE, blocks, split)
         self.places = begin + np.cumsum(self.table["bytes"], dtype=np.int64) - self.table["bytes"]
         self.ends = np.cumsum([0, *header["episodes"]])
+        if self.drones > len(header["episodes"]):  # before anything as large as it claims is made
+            raise Unfit("drones", "are more than there are episodes")
         if not np.isin(np.arange(self.drones + 1) * self.steps, self.ends).all() or self.ends[-1] != len(self):
             raise Unfit("episodes", "do not add up to the drones' steps")
         for field in described:
@@ -466,10 +468,11 @@ class _Header:
         parts = field.name.split("/")
         if "" in parts or any("/".join(parts[:k]) in self.fields for k in range(1, len(parts))):
             raise Unfit(field.name, "is no name of a field")
-        groups = [min(field.group, self.drones - first) for first in range(0, self.drones, field.group)]
-        mine = self.table[field.first : field.first + len(groups)]
-        if len(mine) < len(groups):
+        count = -(-self.drones // field.group)
+        mine = self.table[field.first : field.first + count]
+        if len(mine) < count:
             raise Unfit(field.name, "has blocks that are not there")
+        groups = [min(field.group, self.drones - first) for first in range(0, self.drones, field.group)]
         frame = np.dtype(field.dtype).itemsize * math.prod(field.shape)
         frames = np.array(groups, np.int64) * self.steps
         raw, limit = mine["raw"].astype(np.int64), mine["bytes"].astype(np.int64) * 255 + 64  # LZ4 packs no tighter

@@ -13,7 +13,7 @@ import torch
 from rich import box
 from rich.table import Table
 
-from navrl.io.contents import Array, ListOf, Text
+from navrl.io.contents import Array, ListOf, OneOf
 from navrl.io.files import whole_file
 from navrl.schema import OUTCOMES
 
@@ -32,7 +32,7 @@ COLOURS = {  # of outcomes, in the task's order
 }
 
 WINDOW = 1024  # flights
-FLIGHTS_STATE = {"names": ListOf(Text(40, r"\w+"), 100), "values": Array(torch.float32, (None, None))}  # in a file
+FLIGHTS_STATE = {"names": ListOf(OneOf(SHOWN), 100), "values": Array(torch.float32, (None, None))}  # in a file
 HEADINGS = {
     "success": "success %",
     "static_collision": "static %",
@@ -69,8 +69,8 @@ class RecentFlights:
 
     def load_state(self, state: dict) -> None:
         """Restore `state()`."""
-        values = state["values"][:, -self.window :].numpy().copy()
-        self.values = dict(zip(state["names"], values, strict=True))
+        values = dict(zip(state["names"], state["values"][:, -self.window :].numpy().copy(), strict=True))
+        self.values = values if values.keys() == set(SHOWN) else {}
 
     def means(self) -> dict[str, float]:
         return {f"flights/{name}": float(values.mean()) for name, values in self.values.items() if len(values)}
