@@ -5,6 +5,7 @@ navrl train max_frame_num=100_000_000 seed=1         a longer run with another s
 navrl train resume=runs/2026-11-16/18-31-09          continue a run that was stopped, to the bit
 navrl train encoder=navrl checkpoint=file.pt         a new run from NavRL's own weights
 navrl train wandb.mode=online wandb.project=drones   follow the run in a browser
+torchrun --nproc-per-node 2 scripts/train.py …       the same run shared out over two processes, or GPUs
 
 `python scripts/train.py …` is the same command. Every key below can be given as key=value; those of a section with a
 dot, as in env.num_envs=64.
@@ -18,6 +19,7 @@ if __name__ == "__main__":  # before the imports that take seconds
     begin()
 
 import gc
+import logging
 import signal
 import sys
 import time
@@ -30,40 +32,49 @@ from omegaconf import DictConfig
 from navrl.checkpoint.retention import iteration_of, states_of
 from navrl.checkpoint.stop import StopRequest
 from navrl.cli import hydra_command
-from navrl.collect.batches import make_batches
+from navrl.collect.batches import make_batches, own_state
 from navrl.collect.rollouts import FOLDER, RolloutArchive
 from navrl.io.files import DiskGuard
 from navrl.monitor.console import TrainingConsole, clock
 from navrl.monitor.flights import RecentFlights
 from navrl.monitor.metrics import code_version
 from navrl.monitor.performance import PerformanceMonitor, peak_memory_mb
+from navrl.ppo.batch import join_frames
 from navrl.ppo.ppo import NotFinite
+from navrl.ranks import ALONE, RankFailed, Ranks, RanksSettings, connect, remember
+from navrl.settings import read
 from navrl.task.env import NavigationEnv
 from navrl.train import resume
-from navrl.train.build import make_env, make_ppo
-from navrl.train.directory import RunDirectory, fresh_directory, remove_fresh_directory
+from navrl.train.build import make_env, make_ppo, share_of
+from navrl.train.directory import RunDirectory
 from navrl.train.evaluation import PeriodicEvaluation
 from navrl.train.loggers import Loggers
 from navrl.train.progress import Progress
 from navrl.train.replay import REPLAY
 from navrl.train.resume import Resumed
 from navrl.train.saving import Saving
-from navrl.train.settings import TrainSettings, read_train, shell_word
+from navrl.train.settings import TrainSettings, check_same, plain, read_train, shell_word
 
 TRACE_INTERVAL = 20  # iterations between writes of the trace: what a crash can cost
 
 
 @hydra_command("train", __doc__)
 def main(cfg: DictConfig) -> None:
-    # Everything the user wrote is read, and may be refused, before anything is built.
-    resumed = resume.find(cfg)
-    settings = read_train(resumed.cfg if resumed else cfg, resume.given_overrides(resumed))
-    if resumed:
-        resume.check_resumed(resumed, settings)
-        if resumed.run == resumed.history:
-            remove_fresh_directory()  # Hydra made one
-    if code := train(settings, resumed.run if resumed else fresh_directory(), resumed):
-        sys.exit(code)
+    # Everything the user wrote is read, and may be refused, before anything is built. Rank 0 looks at files.
+    with connect(read(RanksSettings, plain(cfg))) as ranks:
+        if not ranks.first:
+            logging.getLogger("navrl").setLevel(logging.ERROR)  # rank 0 says it
+        check_same(plain(cfg), ranks)
+        with ranks.together():
+            found = resume.find(cfg, ranks) if ranks.first else None
+        resumed = ranks.from_first(found)
+        with ranks.together():
+            settings = read_train(resumed.cfg if resumed else cfg, resume.given_overrides(resumed), ranks)
+            if resumed:
+                resume.check_resumed(resumed, settings)
+            path = resume.directory(resumed) if ranks.first else Path()
+        if code := train(settings, path, resumed, make_env, ranks):
+            sys.exit(code)
 
 
 def train(
@@ -71,29 +82,37 @@ def train(
     path: Path,
     resumed: Resumed | None = None,
     make_env: Callable[..., NavigationEnv] = make_env,
+    ranks: Ranks = ALONE,
 ) -> int:
-    """Train in the directory `path`; returns the exit code. Whatever raises, the run is saved and can be resumed."""
+    """Train in the directory `path`; returns the exit code. Whatever raises, the run is saved and can be resumed.
+
+    Of several ranks each has its share of the drones, and all learn the same; rank 0 alone writes and prints.
+    """
     broken: NotFinite | None = None
     state = resumed.state if resumed else None
     with ExitStack() as stack:
         # The learner: networks, optimizer, value normalizer; from scratch, from a file, or (below) as it was saved.
         resume.seed_random_streams(settings.seed)
-        ppo = make_ppo(settings, None if resumed else settings.start_from)
-        run, disk = stack.enter_context(RunDirectory(path)), DiskGuard()
+        ppo, disk = make_ppo(settings, None if resumed else settings.start_from, ranks), DiskGuard()
+        with ranks.together():
+            run = stack.enter_context(RunDirectory(path)) if ranks.first else None
 
         # The world: many maps, a thousand drones, the task; and what carries batches to the learner.
-        print(f"drawing {settings.scene.num_maps} maps and building {settings.sim.num_envs} drones")
-        env = make_env(settings.scene, settings.sim, settings.task)
+        if ranks.first:
+            shared = f", shared out over {ranks.size} ranks" if ranks.size > 1 else ""
+            print(f"drawing {settings.scene.num_maps} maps and building {settings.sim.num_envs} drones{shared}")
+        env = make_env(settings.scene, share_of(settings.sim, ranks), settings.task)
         stack.callback(env.close, raise_if_closed=False)
-        with resume.as_one_line(resumed and resumed.history):
-            flown = resumed.state["batches"] if resumed and resumed.same_world else None
+        with ranks.together(), resume.as_one_line(resumed and resumed.history):
+            flown = own_state(resumed.state["batches"], env, ranks) if resumed and resumed.same_world else None
             batches = make_batches(env, ppo, settings.collect, flown)
         stack.callback(batches.shutdown)
 
         # Where the run is: a resumed one continues to the bit.
         flights, version = RecentFlights(), code_version()
-        monitor = PerformanceMonitor(settings.learner_device, path / "trace.json" if settings.logging.trace else None)
-        with resume.as_one_line(resumed and resumed.history):
+        trace = path / "trace.json" if settings.logging.trace and ranks.first else None
+        monitor = PerformanceMonitor(settings.learner_device, trace)
+        with ranks.together(), resume.as_one_line(resumed and resumed.history):
             progress = Progress(settings, state)
             if state:
                 ppo.load_state(state["ppo"])  # now, because making a collector calls the policy
@@ -104,20 +123,26 @@ def train(
         monitor.watch(batches.actor, "forward", "policy")
         monitor.watch(batches, "carry", "transfer")
         monitor.watch(ppo, "compute_targets", "advantages")
+        if ranks.size > 1:
+            monitor.watch(ranks, "sum", "all-reduce")
+            monitor.watch(ranks, "most", "wait")
 
         # What is written on the way, and what the person sees. From here on a request to stop saves the run.
-        stop = stack.enter_context(StopRequest())
-        run.take_over(progress.iteration, settings.config, list(settings.overrides))
+        stop = stack.enter_context(StopRequest(ranks.size == 1))
         archive = None
-        if settings.collect.rollout_interval:
-            archive = RolloutArchive(path / FOLDER, disk, iteration=progress.iteration)
-            stack.callback(archive.shutdown)
-        loggers = stack.enter_context(Loggers(settings, path, disk, version, resumed))
-        saving = stack.enter_context(
-            Saving(settings, path, disk, progress, ppo, batches, flights, monitor, loggers, version)
-        )
-        console = stack.enter_context(TrainingConsole(str(path), progress.total))
-        evaluation = PeriodicEvaluation(settings, saving, console, stop)
+        with ranks.together():
+            if run:
+                run.take_over(progress.iteration, settings.config, list(settings.overrides))
+                remember(str(path.absolute()))
+            if run and settings.collect.rollout_interval:
+                archive = RolloutArchive(path / FOLDER, disk, iteration=progress.iteration)
+                stack.callback(archive.shutdown)
+            loggers = stack.enter_context(Loggers(settings, path, disk, version, resumed, ranks))
+            saving = stack.enter_context(
+                Saving(settings, path, disk, progress, ppo, batches, flights, monitor, loggers, version, ranks)
+            )
+            console = stack.enter_context(TrainingConsole(str(path), progress.total, quiet=not ranks.first))
+            evaluation = PeriodicEvaluation(settings, saving, console, stop)
         if settings.sim.engine == "isaac":
             console.say("evaluations during training fly on the warp engine: Isaac holds one world per process")
 
@@ -128,37 +153,49 @@ def train(
         while not progress.done and not stop:
             began = time.perf_counter()
             try:
-                with monitor.timer("collect"):
+                with monitor.timer("collect"), ranks.together():
                     batch = next(batches)
                 with monitor.timer("update"):
                     metrics = ppo.update(batch, progress.fraction)
             except NotFinite as error:
                 broken = error
                 break
+            except RankFailed as error:
+                if error.kind != NotFinite.__name__:
+                    raise
+                broken = NotFinite(str(error))
+                break
             progress.advance()
-            if archive and progress.due(settings.collect.rollout_interval):
-                archive.append(batch.frames, progress.label() | {"lidar_range": settings.sim.lidar.range})
-            metrics |= flights.add(batch.frames) | monitor.memory(batch.bytes()) | {
-                "charts/SPS": progress.frames_per_batch / (time.perf_counter() - began),
-                "charts/minutes": monitor.elapsed / 60,
-                "charts/staleness": batches.staleness,
-            }  # fmt: skip
-            del batch  # its network input need not wait in memory while the next one is collected
-            if progress.due(settings.logging.perf_interval):
-                metrics |= monitor.end_window()
-                console.say(monitor.get_summary())
-            if progress.due(TRACE_INTERVAL):
-                with disk("writing the trace"):
-                    monitor.write_trace()
-            with monitor.timer("log"):
-                loggers.log(metrics, progress.frames)
-            speed = progress.frames / monitor.elapsed
-            console.update(progress.frames, speed, metrics | progress.scores, monitor.shares())
+            metrics |= flights.add(batch.frames, ranks)
+            store = progress.due(settings.collect.rollout_interval)
+            whole = ranks.gather(batch.frames) if store else []
+            with ranks.together():
+                if archive and store:
+                    label = progress.label() | {"lidar_range": settings.sim.lidar.range}
+                    archive.append(join_frames(whole), label)
+                metrics |= monitor.memory(batch.bytes()) | {
+                    "charts/SPS": progress.frames_per_batch / (time.perf_counter() - began),
+                    "charts/minutes": monitor.elapsed / 60,
+                    "charts/staleness": batches.staleness,
+                }
+                del batch, whole  # its network input need not wait in memory while the next one is collected
+                if progress.due(settings.logging.perf_interval):
+                    metrics |= monitor.end_window()
+                    console.say(monitor.get_summary())
+                if progress.due(TRACE_INTERVAL):
+                    with disk("writing the trace"):
+                        monitor.write_trace()
+                with monitor.timer("log"):
+                    loggers.log(metrics, progress.frames)
+                speed = progress.frames / monitor.elapsed
+                console.update(progress.frames, speed, metrics | progress.scores, monitor.shares())
+            asked, save = ranks.most(stop.noted, int(saving.due()))
+            stop.agree(asked)
             if progress.done or stop:
                 break
             if progress.due(settings.evaluation.interval):
                 evaluation.run(settings.evaluation.episodes)
-            if saving.due():
+            if save:
                 saving.save()
 
         # The end, Ctrl-C or worse: save first, then show.
@@ -176,8 +213,9 @@ def train(
         with disk("writing the trace"):
             monitor.write_trace()
 
-    summarize(path, progress, monitor, saving, archive, disk, bool(stop) or broken is not None)
-    if broken:
+    if ranks.first:
+        summarize(path, progress, monitor, saving, archive, disk, bool(stop) or broken is not None)
+    if broken and ranks.first:
         where = f"iteration {progress.iteration}: {broken.name} is not finite; training stopped."
         print(f"error: {where} Replay it with: navrl replay {shell_word('file', path / REPLAY)}", file=sys.stderr)
     return 1 if disk.failures or broken else stop.exit_code
@@ -196,7 +234,7 @@ def summarize(
     now = otherwise = 0
     with disk("looking at what was saved"):
         now, otherwise = saving.folder.bytes_saved()
-    written = saving.saver.get_stats()
+    written = saving.saver.get_stats() if saving.saver else {}
     print(
         f"{'stopped' if stopped else 'done'} after {progress.frames / 1e6:.1f} M frames in {clock(monitor.elapsed)}"
         f" ({progress.frames / monitor.elapsed:,.0f} frames/s), peak memory {peak_memory_mb():,.0f} MB\n"

@@ -139,6 +139,12 @@ def hydra_command(name: str, about: str | None) -> Callable[[Callable], Callable
             arguments = sys.argv[1:] if sweep else [_quoted(argument) for argument in sys.argv[1:]]
             short = re.compile(r"^checkpoint=")  # for checkpoint.file, in train.yaml
             sys.argv[1:] = [short.sub("checkpoint.file=", a) if name == "train" else a for a in arguments]
+            if os.environ.get("RANK", "0") != "0":  # rank 0 has the run directory; Hydra would make one for each
+                sys.argv[1:] = [a for a in sys.argv[1:] if not a.startswith("hydra.run.dir=")] + ["hydra.run.dir=."]
+            if "RANK" in os.environ and sweep:
+                fail(
+                    "-m: starts several runs, one after the other, but these are ranks of one; leave out torchrun or -m"
+                )
             _run_hydra(function, name, str(CONFIG))
 
         return command(run)
@@ -161,6 +167,7 @@ def _run_hydra(function: Callable, name: str, config: str) -> None:
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
 
+    from navrl.ranks import RankFailed
     from navrl.sim.isaac_check import IsaacMissing
     from navrl.train.directory import remove_fresh_directory
 
@@ -173,6 +180,11 @@ def _run_hydra(function: Callable, name: str, config: str) -> None:
         except (ConfigError, OmegaConfBaseException, IsaacMissing) as error:
             remove_fresh_directory()
             fail(str(error).splitlines()[0])
+        except RankFailed as error:  # what a rank raised it says itself
+            remove_fresh_directory()
+            if not error.kind:
+                print(f"error: {one_line(str(error))}", file=sys.stderr)
+            sys.exit(2 if error.kind == ConfigError.__name__ else 1)
         except OSError as error:
             remove_fresh_directory()
             if error.errno not in DISK_TROUBLE:

@@ -10,6 +10,8 @@ from typing import Any
 
 from navrl.io.output import leave
 
+ECHO = 5.0  # s: torchrun passes on to its ranks what a terminal has sent them already
+
 
 def on_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any]:
     """Call `handler` on every request to stop; returns the handlers before. `nohup` keeps its meaning."""
@@ -20,25 +22,37 @@ def on_signals(handler: Callable[[int, FrameType | None], Any]) -> dict[int, Any
 
 
 class StopRequest:
-    """True once the process was asked to stop. A second request ends the process at once."""
+    """True once the run was asked to stop. A second request ends the process at once.
 
-    def __init__(self) -> None:
-        self.signal: int | None = None
-        self.at = 0.0
+    Of several ranks any may be asked, and all must stop after the same iteration: then this turns true in `agree`.
+    """
+
+    def __init__(self, alone: bool = True) -> None:
+        self.signal: int | None = None  # what the run stops for
+        self.noted, self.at = 0, 0.0  # what this process was sent, and when
+        self._alone = alone
         self._before = on_signals(self._note)
 
     def _note(self, number: int, frame: FrameType | None) -> None:
-        if self.signal is not None:
+        again = self.noted and (self._alone or self.seconds > ECHO)
+        if again:
             leave(128 + number)
-        self.signal, self.at = number, time.monotonic()
+        if not self.noted:
+            self.noted, self.at = number, time.monotonic()
+        if self._alone:
+            self.signal = number
+
+    def agree(self, number: int) -> None:
+        """Stop for the signal `number` that any of the ranks has noted; 0: none has."""
+        self.signal = number or None
 
     def __bool__(self) -> bool:
         return self.signal is not None
 
     @property
     def seconds(self) -> float:
-        """Seconds since the request; 0 if there was none."""
-        return time.monotonic() - self.at if self.signal is not None else 0.0
+        """Seconds since this process was asked; 0 if it was not."""
+        return time.monotonic() - self.at if self.noted else 0.0
 
     def __enter__(self) -> StopRequest:
         return self

@@ -16,9 +16,10 @@ from tensordict import TensorDictBase
 from torchrl.collectors import Collector
 
 from navrl.collect.packed import Packer
-from navrl.io.contents import Array, ListOf, Number, check, like
+from navrl.io.contents import ListOf, Number, Unfit, check, like
 from navrl.ppo.batch import VERSION, Batch
 from navrl.ppo.ppo import PPO, Actor
+from navrl.ranks import Ranks
 from navrl.settings import setting
 from navrl.task.env import NavigationEnv
 
@@ -45,6 +46,7 @@ class Batches(Protocol):
 
     staleness: int
     actor: Actor
+    env: NavigationEnv
 
     def __next__(self) -> Batch: ...
     def carry(self, frames: TensorDictBase) -> Batch: ...
@@ -75,8 +77,8 @@ class _Source:
         frames = env.num_envs * settings.steps // pieces
         self.collector = make_collector(env, actor, frames, same_td or pieces > 1)  # a packed piece is copied anyway
         self._frames = iter(self.collector)
-        if actor is not ppo.actor and state and "generator" in state:  # now: making a collector calls the actor
-            actor.generator.set_state(state["generator"])
+        if actor is not ppo.actor and state:
+            actor.noise.decision = state.get("decisions", 0)  # now: making a collector calls the actor
 
     def carry(self, frames: TensorDictBase) -> Batch:
         """Frames to the learner's device, as the network's input."""
@@ -104,8 +106,40 @@ class _Source:
 def check_batches_state(state: Any, env: NavigationEnv, actor: Actor) -> None:
     """Raise Unfit if `state` is not the `state()` of batches from this environment."""
     weights = ListOf({"version": Number(0, 1e12, whole=True), **like(actor.weights())}, 65)
-    spec = {"env": like(env.state_dict()), "generator?": Array(torch.uint8, (None,)), "weights?": weights}
+    spec = {"env": like(env.state_dict()), "decisions?": Number(0, 1e12, whole=True), "weights?": weights}
     check(state, spec, "batches")
+
+
+def whole_state(batches: Batches, ranks: Ranks) -> dict:
+    """`state()` of the whole run's batches, on rank 0: that of one process with the drones of all ranks."""
+    state = batches.state()
+    if ranks.size == 1:
+        return state
+    axes = {(part, name): axis for part, names in batches.env.drone_axes.items() for name, axis in names.items()}
+    mine = {key: axis for key, axis in axes.items() if axis is not None}
+    gathered = ranks.gather_tensors([state["env"][part][name] for part, name in mine])
+    env = {part: dict(content) for part, content in state["env"].items()}
+    for place, ((part, name), axis) in enumerate(mine.items()):
+        if gathered:
+            env[part][name] = torch.cat([tensors[place] for tensors in gathered], dim=axis)
+    return state | {"env": env}
+
+
+def own_state(state: dict, env: NavigationEnv, ranks: Ranks) -> dict:
+    """This rank's part of a `whole_state`, whoever flew it: one process or any number of ranks."""
+    if ranks.size == 1:
+        return state
+    total = env.num_envs * ranks.size
+    first, count = ranks.share(total)
+    out = {part: dict(content) for part, content in state["env"].items()}
+    for part, names in env.drone_axes.items():
+        for name, axis in names.items():
+            if axis is not None:
+                whole = out[part][name]
+                if whole.ndim <= axis or whole.shape[axis] != total:
+                    raise Unfit(f"batches.env.{part}.{name}", f"is not of {total} drones")
+                out[part][name] = whole.narrow(axis, first, count)
+    return state | {"env": out}
 
 
 class SerialBatches(_Source):
@@ -113,7 +147,7 @@ class SerialBatches(_Source):
 
     def __init__(self, env: NavigationEnv, ppo: PPO, settings: CollectSettings, state: dict | None = None) -> None:
         self._apart = env.device != ppo.device  # then a copy of the policy acts on the simulator's device
-        actor = ppo.actor.copy(ppo.seed, env.device) if self._apart else ppo.actor
+        actor = ppo.actor.copy(env.device) if self._apart else ppo.actor
         super().__init__(env, ppo, actor, settings, state, settings.return_same_td)
 
     def __next__(self) -> Batch:
@@ -123,7 +157,7 @@ class SerialBatches(_Source):
 
     def state(self) -> dict:
         """Everything needed to resume from here, besides the learner; live tensors."""
-        own = {"generator": self.actor.generator.get_state()} if self._apart else {}
+        own = {"decisions": self.actor.noise.decision} if self._apart else {}
         return {"env": self.env.state_dict(), **own}
 
     def shutdown(self) -> None:
@@ -133,13 +167,13 @@ class SerialBatches(_Source):
 class PrefetchedBatches(_Source):
     """Collects the next `prefetch_count` batches in a thread while the learner works.
 
-    The thread has a policy and random numbers of its own. For every batch it gets a copy of the learner's weights,
-    taken when the learner asks for the batch `prefetch_count` before it. So batch k is flown with the weights after
-    max(0, k - prefetch_count) updates, however fast either side is, and a run is as repeatable as a serial one.
+    The thread has a policy and a count of decisions of its own. For every batch it gets a copy of the learner's
+    weights, taken when the learner asks for the batch `prefetch_count` before it. So batch k is flown with the weights
+    after max(0, k - prefetch_count) updates, however fast either side is, and a run is as repeatable as a serial one.
     """
 
     def __init__(self, env: NavigationEnv, ppo: PPO, settings: CollectSettings, state: dict | None = None) -> None:
-        actor = ppo.actor.copy(ppo.seed, env.device)
+        actor = ppo.actor.copy(env.device)
         super().__init__(env, ppo, actor, settings, state, same_td=False)
         self._pending = deque(state.get("weights", []) if state else [])  # of the batches not handed out yet, in order
         self._count = settings.prefetch_count
@@ -204,7 +238,7 @@ class PrefetchedBatches(_Source):
                 self._change.notify_all()
 
     def _now(self) -> dict:
-        return copy.deepcopy({"env": self.env.state_dict(), "generator": self.actor.generator.get_state()})
+        return copy.deepcopy({"env": self.env.state_dict(), "decisions": self.actor.noise.decision})
 
 
 def make_collector(env: NavigationEnv, actor: Actor, frames: int, return_same_td: bool) -> Collector:

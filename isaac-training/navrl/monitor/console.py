@@ -24,8 +24,8 @@ PLAIN_SECONDS = 10.0  # between lines where the screen cannot be redrawn
 class TrainingConsole:
     """Shows the state of a run. `update` is cheap to call every iteration; `say` prints a line that stays."""
 
-    def __init__(self, title: str, total_frames: int, console: Console | None = None) -> None:
-        self.console = console or Console()
+    def __init__(self, title: str, total_frames: int, console: Console | None = None, quiet: bool = False) -> None:
+        self.console = console or Console(quiet=quiet, force_terminal=False if quiet else None)
         if not self.console.is_terminal:
             self.console.width = 120  # nobody resizes a log file
         self.title, self.total = title, total_frames

@@ -15,6 +15,7 @@ from rich.table import Table
 
 from navrl.io.contents import Array, ListOf, OneOf
 from navrl.io.files import whole_file
+from navrl.ranks import ALONE, Ranks
 from navrl.schema import OUTCOMES
 
 if TYPE_CHECKING:
@@ -52,10 +53,12 @@ class RecentFlights:
         self.window = window
         self.values: dict[str, np.ndarray] = {}
 
-    def add(self, frames: TensorDictBase) -> dict[str, float]:
-        """Count the flights that ended in a batch; returns the means now."""
+    def add(self, frames: TensorDictBase, ranks: Ranks = ALONE) -> dict[str, float]:
+        """Count the flights that ended in a batch, on rank 0 those of all ranks; returns the means now."""
         ended = frames["next", "done"].squeeze(-1)
-        self.extend({name: frames["next", "stats", name][ended].view(-1).cpu().numpy() for name in SHOWN})
+        mine = {name: frames["next", "stats", name][ended].view(-1).cpu().numpy() for name in SHOWN}
+        for flights in ranks.gather(mine):
+            self.extend(flights)
         return self.means()
 
     def extend(self, ended: dict[str, np.ndarray]) -> None:

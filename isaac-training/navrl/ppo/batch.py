@@ -76,6 +76,11 @@ class Batch:
         return self.frames.bytes() + self.last_rows.nbytes + self.rows.nbytes
 
 
+def join_frames(parts: list[TensorDictBase]) -> TensorDictBase:
+    """Frames of several ranks' drones as one batch's."""
+    return torch.cat(parts) if len(parts) > 1 else parts[0]  # pyright: ignore[reportArgumentType, reportCallIssue, reportReturnType]
+
+
 def needs_bootstrap(frames: TensorDictBase, last: bool = True) -> Tensor:
     """Mask (N, T) of steps whose next observation has no value yet: those truncated, and the last of the batch.
 

@@ -5,14 +5,6 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-EDGE = 1e-5  # samples stay this far from 0 and 1, where the logarithm is infinite
-
-
-def sample(alpha: Tensor, beta: Tensor, generator: torch.Generator | None = None) -> Tensor:
-    """Draw from Beta(alpha, beta) as a ratio of two Gamma draws."""
-    draws = torch._standard_gamma(torch.stack([alpha, beta]), generator=generator)  # pyright: ignore[reportPrivateImportUsage]
-    return (draws[0] / draws.sum(0)).clamp_(EDGE, 1.0 - EDGE)
-
 
 def log_prob(alpha: Tensor, beta: Tensor, unit: Tensor) -> Tensor:
     """Log-density of `unit` (B, A), summed over actions."""

@@ -16,7 +16,9 @@ from navrl.io.snapshot import Live, Snapshot
 from navrl.ppo import beta as beta_policy
 from navrl.ppo.batch import Batch, Rows, needs_bootstrap
 from navrl.ppo.networks import LARGEST_WEIGHT, ActorCritic, NetworkSettings
+from navrl.ppo.noise import Noise
 from navrl.ppo.returns import ValueNorm, gae
+from navrl.ranks import ALONE, RankFailed, Ranks
 from navrl.schema import ACTIONS, NETWORK_INPUTS, OBSERVED
 from navrl.settings import setting
 
@@ -29,8 +31,10 @@ LEARNED_FROM = [
     ("log_prob",),
     ("raw_action",),
 ]
-MEASURED = ("surrogate", "value", "entropy", "clipfrac")  # terms of `_losses` that are averaged over an update
+MEASURED = ("surrogate", "value", "entropy", "clipfrac", "approx_kl")  # terms of `_losses` that are reported
 MOMENTS = ("exp_avg", "exp_avg_sq")  # what Adam remembers of every parameter; its rates are set at every update
+ADVANTAGE = 2 * ACTIONS + 1  # its column of the targets
+COUNT = Number(0, 1e12, whole=True)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -67,9 +71,9 @@ class NotFinite(RuntimeError):
 class Actor(nn.Module):
     """An exploring policy: what a collector flies with. Adds the action, and what the update must know about it."""
 
-    def __init__(self, policy: ActorCritic, value_norm: ValueNorm, generator: torch.Generator, amp: bool) -> None:
+    def __init__(self, policy: ActorCritic, value_norm: ValueNorm, noise: Noise, amp: bool) -> None:
         super().__init__()
-        self.policy, self.value_norm, self.generator, self.amp = policy, value_norm, generator, amp
+        self.policy, self.value_norm, self.noise, self.amp = policy, value_norm, noise, amp
 
     @torch.no_grad()
     def forward(self, data: TensorDictBase) -> TensorDictBase:
@@ -79,7 +83,7 @@ class Actor(nn.Module):
         if not _finite(rows.sum()):
             check_finite(data, SEEN)
         alpha, beta, value = self.evaluate(rows)
-        raw_action = beta_policy.sample(alpha, beta, self.generator)  # (N, 3) in (0, 1)
+        raw_action = self.noise.draw(alpha, beta)  # (N, 3) in (0, 1)
         data["agents", "action"] = self.policy.velocity(raw_action, seen["direction"])
         data["raw_action"] = raw_action
         data["log_prob"] = beta_policy.log_prob(alpha, beta, raw_action)
@@ -94,12 +98,10 @@ class Actor(nn.Module):
             alpha, beta, value = self.policy(rows)
         return alpha.float(), beta.float(), value.float()
 
-    def copy(self, seed: int, device: torch.device) -> Actor:
-        """Another actor with weights and random numbers of its own."""
-        generator = torch.Generator(device).manual_seed(seed)
-        return Actor(
-            copy.deepcopy(self.policy).to(device), copy.deepcopy(self.value_norm).to(device), generator, self.amp
-        )
+    def copy(self, device: torch.device) -> Actor:
+        """Another actor with weights and a count of decisions of its own."""
+        parts = copy.deepcopy(self.policy).to(device), copy.deepcopy(self.value_norm).to(device)
+        return Actor(*parts, Noise(self.noise.seed, self.noise.first), self.amp)
 
     def weights(self) -> dict[str, dict[str, Tensor]]:
         """A copy of all that decides how this actor flies, for `load_weights` of another."""
@@ -112,20 +114,36 @@ class Actor(nn.Module):
         self.value_norm.load_state_dict(weights["value_norm"])
 
 
+@dataclass
+class _Order:
+    """The rows of one epoch in random order: those of this rank, and where they are in the order of all ranks' rows."""
+
+    index: Tensor  # number of each row in this rank's batch
+    here: Tensor | None  # mask of this rank's rows in the whole order; None: all are
+    sizes: list[int]  # rows of this rank in each minibatch
+    frames: int  # rows of all ranks in each
+
+
 class PPO:
     """An actor-critic and all that trains it. `actor` explores, `update` learns, `ema_policy` is what to evaluate.
 
     `ema_policy` is an exponential moving average of the weights. It flies better than the weights of any one moment, so
     that stopping a run early costs little.
+
+    Several ranks learn together what one would learn from all of their batches: every minibatch is drawn from the whole
+    batch, each rank computes the gradient of the rows it has, and the sums are those of the whole. `drones` is how many
+    of the run's drones this rank's batches have, from number `first` on.
     """
 
-    def __init__(self, policy: ActorCritic, settings: PPOSettings, seed: int = 0) -> None:
-        self.policy, self.settings, self.seed = policy, settings, seed
+    def __init__(
+        self, policy: ActorCritic, settings: PPOSettings, seed: int = 0, ranks: Ranks = ALONE, first_drone: int = 0
+    ) -> None:
+        self.policy, self.settings, self.seed, self.ranks = policy, settings, seed, ranks
         self.ema_policy = copy.deepcopy(policy).requires_grad_(False)
         self.device = next(policy.parameters()).device
         self.value_norm = ValueNorm().to(self.device)
         self.generator = torch.Generator(self.device).manual_seed(seed)
-        self.actor = Actor(policy, self.value_norm, self.generator, settings.amp)
+        self.actor = Actor(policy, self.value_norm, Noise(seed, first_drone), settings.amp)
         self._rates = settings.encoder_lr, settings.actor_lr, settings.critic_lr
         parts = (policy.encoder, policy.actor, policy.critic)
         groups = [{"params": [*part.parameters()], "lr": lr} for part, lr in zip(parts, self._rates, strict=True)]
@@ -142,7 +160,8 @@ class PPO:
         """
         self._before.take(self.state())  # into memory it already has
         try:
-            check_finite(batch.frames, LEARNED_FROM)
+            with self.ranks.together():
+                check_finite(batch.frames, LEARNED_FROM)
             metrics = self._learn(batch, progress)
             if broken := [name for name, value in metrics.items() if not _finite(value)]:
                 self._undo()
@@ -152,6 +171,9 @@ class PPO:
         except NotFinite as error:
             self._undo()
             raise NotFinite(error.name, batch) from None
+        except RankFailed as error:
+            self._undo()
+            raise NotFinite(str(error), batch) if error.kind == "NotFinite" else error from None
         except BaseException:  # out of memory, say
             self._undo()
             raise
@@ -163,28 +185,31 @@ class PPO:
     def _learn(self, batch: Batch, progress: float, watch: bool = False) -> dict[str, float]:
         s = self.settings
         targets, explained_variance = self.compute_targets(batch)
+        orders = [self._draw_order(len(batch.rows)) for _ in range(s.epochs)]
+        moments = self._advantage_moments(orders, targets[:, ADVANTAGE])
         self._set_learning_rates(progress)
-        minibatch_size = len(batch.rows) // s.num_minibatches
-        sums = torch.zeros(len(MEASURED) + 1, device=self.device)
-        approx_kl = torch.zeros((), device=self.device)
-        for _ in range(s.epochs):
-            approx_kl.zero_()
-            permutation = torch.randperm(len(batch.rows), generator=self.generator, device=self.device)
-            for minibatch in self._minibatches(permutation, minibatch_size, batch.rows, targets):
-                losses = self._losses(*minibatch)
+        sums = torch.zeros(s.epochs, len(MEASURED), device=self.device)
+        grad_norms = torch.zeros((), device=self.device)
+        for order, moment, measured in zip(orders, moments, sums, strict=True):
+            minibatches = self._minibatches(order, batch.rows, targets)
+            for minibatch, (mean, std) in zip(minibatches, moment.unbind(), strict=True):
+                losses = self._losses(*minibatch, order.frames, mean, std)
                 loss = losses["surrogate"] + s.value_coef * losses["value"] - s.entropy_coef * losses["entropy"]
                 self.optimizer.zero_grad()
                 loss.backward()
                 if watch:
-                    self._watch(losses)
-                grad_norm = nn.utils.clip_grad_norm_(self.policy.parameters(), s.max_grad_norm)
+                    with self.ranks.together():
+                        self._watch(losses)
+                self._sum_gradients()
+                grad_norms += nn.utils.clip_grad_norm_(self.policy.parameters(), s.max_grad_norm)
                 self.optimizer.step()
-                approx_kl += losses["approx_kl"].detach()
-                sums += torch.stack([*(losses[name].detach() for name in MEASURED), grad_norm])
-        kl_of_last_epoch = float(approx_kl) / s.num_minibatches
+                measured += torch.stack([losses[name].detach() for name in MEASURED])
+        self.ranks.sum(sums)
+        means = sums / s.num_minibatches  # per epoch
+        surrogate, value, entropy, clipfrac, _ = means.mean(0).tolist()
+        kl_of_last_epoch = float(means[-1, -1])
         self._adapt_learning_rate(kl_of_last_epoch)
         self._update_ema()
-        surrogate, value, entropy, clipfrac, grad_norm = (sums / (s.epochs * s.num_minibatches)).tolist()
         return {
             "losses/policy_loss": surrogate,
             "losses/value_loss": value,
@@ -192,7 +217,7 @@ class PPO:
             "losses/approx_kl": kl_of_last_epoch,
             "losses/clipfrac": clipfrac,
             "losses/explained_variance": explained_variance,
-            "losses/grad_norm": grad_norm,
+            "losses/grad_norm": float(grad_norms) / (s.epochs * s.num_minibatches),
             "charts/learning_rate": self.optimizer.param_groups[0]["lr"],
         }
 
@@ -212,10 +237,15 @@ class PPO:
         next_values.T[needs_bootstrap(batch.frames)] = last_values
 
         advantages, returns = gae(rewards, values, next_values, done, terminated, s.gamma, s.gae_lambda)
-        if not _finite(returns.square().mean()):  # what the normalizer takes in
+        error = returns - values
+        sums = torch.stack([x.sum(dtype=torch.float64) for x in (returns, returns.square(), error, error.square())])
+        self.ranks.sum(sums)
+        if not _finite(sums[1]):  # what the normalizer takes in
             raise NotFinite("returns")
-        self.value_norm.update(returns)
-        explained_variance = 1.0 - float((returns - values).var() / returns.var().clamp(min=1e-8))
+        mean, mean_square, error_mean, error_square = sums / (returns.numel() * self.ranks.size)
+        self.value_norm.update(mean, mean_square)
+        unexplained, variance = error_square - error_mean.square(), mean_square - mean.square()
+        explained_variance = 1.0 - float(unexplained / variance.clamp(min=1e-8))
         raw_action = batch["raw_action"].flatten(0, 1)
         normalized = self.value_norm.normalize(returns), self.value_norm.normalize(values)
         by_drone = [x.T.reshape(-1, 1) for x in (advantages, *normalized)]
@@ -223,20 +253,56 @@ class PPO:
         targets = torch.cat([*log_action, batch["log_prob"].reshape(-1, 1), *by_drone], dim=1)  # (N · T, 10)
         return targets, explained_variance
 
-    def _minibatches(
-        self, permutation: Tensor, size: int, rows: Rows, targets: Tensor
-    ) -> Iterator[tuple[Tensor, Tensor]]:
-        """Rows and targets of one minibatch after the other, in memory that is reused."""
-        ahead = min(rows.ahead, len(permutation) // size)
-        picked_rows = self._buffer("rows", ahead * size, rows.shape[1])
-        picked_targets = self._buffer("targets", ahead * size, targets.shape[1])
-        for index in permutation.split(ahead * size):
-            rows.select(index, picked_rows[: len(index)])
-            torch.index_select(targets, 0, index, out=picked_targets[: len(index)])
-            yield from zip(picked_rows[: len(index)].split(size), picked_targets[: len(index)].split(size), strict=True)
+    def _draw_order(self, rows: int) -> _Order:
+        """A random order of all rows of the run, of which this rank has `rows`."""
+        total = rows * self.ranks.size
+        order = torch.randperm(total, generator=self.generator, device=self.device)
+        frames = total // self.settings.num_minibatches
+        if self.ranks.size == 1:
+            return _Order(order, None, [frames] * self.settings.num_minibatches, frames)
+        mine = order - rows * self.ranks.rank
+        here = (mine >= 0) & (mine < rows)
+        return _Order(mine[here], here, here.view(-1, frames).sum(1).tolist(), frames)
 
-    def _losses(self, rows: Tensor, targets: Tensor) -> dict[str, Tensor]:
-        """Terms of the loss over a minibatch, and what is measured along the way."""
+    def _advantage_moments(self, orders: list[_Order], advantages: Tensor) -> Tensor:
+        """Mean and standard deviation of the advantages in every minibatch (epochs, minibatches, 2)."""
+        whole = torch.zeros(len(orders), orders[0].frames * self.settings.num_minibatches, device=self.device)
+        for row, order in zip(whole, orders, strict=True):
+            row[... if order.here is None else order.here] = advantages[order.index]
+        by_minibatch = whole.double().view(len(orders), -1, orders[0].frames)
+        sums = torch.stack([by_minibatch.sum(-1), by_minibatch.square().sum(-1)])
+        self.ranks.sum(sums)
+        count, (total, squares) = orders[0].frames, sums
+        std = ((squares - total.square() / count).clamp(min=0.0) / (count - 1)).sqrt()
+        return torch.stack([total / count, std], dim=-1).float()
+
+    def _sum_gradients(self) -> None:
+        """Add up the gradients of all ranks, in one piece."""
+        if self.ranks.size > 1:
+            parameters = [*self.policy.parameters()]
+            flat = torch.cat([p.grad.view(-1) for p in parameters if p.grad is not None])
+            self.ranks.sum(flat)
+            for p, gradient in zip(parameters, flat.split([p.numel() for p in parameters]), strict=True):
+                p.grad = gradient.view_as(p)
+
+    def _minibatches(self, order: _Order, rows: Rows, targets: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+        """Rows and targets of one minibatch after the other, in memory that is reused."""
+        sizes = order.sizes
+        for first in range(0, len(sizes), rows.ahead):
+            begin, some = sum(sizes[:first]), sizes[first : first + rows.ahead]
+            index = order.index[begin : begin + sum(some)]
+            picked_rows = self._buffer("rows", len(index), rows.shape[1])
+            picked_targets = self._buffer("targets", len(index), targets.shape[1])
+            rows.select(index, picked_rows)
+            torch.index_select(targets, 0, index, out=picked_targets)
+            yield from zip(picked_rows.split(some), picked_targets.split(some), strict=True)
+
+    def _losses(self, rows: Tensor, targets: Tensor, frames: int, mean: Tensor, std: Tensor) -> dict[str, Tensor]:
+        """Terms of the loss over a minibatch, and what is measured along the way.
+
+        `rows` are this rank's of the minibatch's `frames`; `mean` and `std` are of all their advantages. What the ranks
+        compute adds up to the loss.
+        """
         s = self.settings
         log_action, log_rest, rest = targets.split([ACTIONS, ACTIONS, 4], dim=1)
         old_log_prob, advantages, returns, old_value = rest.unbind(1)
@@ -244,21 +310,21 @@ class PPO:
         log_prob, entropy = beta_policy.log_prob_entropy(alpha, beta, log_action, log_rest)
 
         # Clipped surrogate objective, with advantages normalized per minibatch.
-        advantages = (advantages - advantages.mean()) / (advantages.std() + 1e-8)
+        advantages = (advantages - mean) / (std + 1e-8)
         log_ratio = log_prob - old_log_prob
         ratio = log_ratio.exp()
         surrogate = ratio * advantages
         surrogate_clipped = ratio.clamp(1.0 - s.clip_ratio, 1.0 + s.clip_ratio) * advantages
-        surrogate_loss = -torch.minimum(surrogate, surrogate_clipped).mean()
+        surrogate_loss = -torch.minimum(surrogate, surrogate_clipped).sum() / frames
 
         # Clipped value loss; values and returns are normalized.
         value_clipped = old_value + (value - old_value).clamp(-s.value_clip, s.value_clip)
-        value_loss = torch.maximum((value - returns).square(), (value_clipped - returns).square()).mean()
+        value_loss = torch.maximum((value - returns).square(), (value_clipped - returns).square()).sum() / frames
 
         with torch.no_grad():
-            approx_kl = (ratio - 1.0 - log_ratio).mean()
-            clipfrac = ((ratio - 1.0).abs() > s.clip_ratio).float().mean()
-        losses = {"surrogate": surrogate_loss, "value": value_loss, "entropy": entropy.mean()}
+            approx_kl = (ratio - 1.0 - log_ratio).sum() / frames
+            clipfrac = ((ratio - 1.0).abs() > s.clip_ratio).float().sum() / frames
+        losses = {"surrogate": surrogate_loss, "value": value_loss, "entropy": entropy.sum() / frames}
         return losses | {"approx_kl": approx_kl, "clipfrac": clipfrac}
 
     def _set_learning_rates(self, progress: float) -> None:
@@ -288,11 +354,11 @@ class PPO:
             if parameter.grad is not None and not torch.isfinite(parameter.grad).all():
                 raise NotFinite(f"gradient of {name}")
 
-    def _buffer(self, name: str, *shape: int) -> Tensor:
+    def _buffer(self, name: str, rows: int, columns: int) -> Tensor:
         """Memory that is kept from update to update."""
-        if name not in self._buffers or self._buffers[name].shape != shape:
-            self._buffers[name] = torch.empty(shape, device=self.device)
-        return self._buffers[name]
+        if name not in self._buffers or len(self._buffers[name]) < rows or self._buffers[name].shape[1] != columns:
+            self._buffers[name] = torch.empty((rows, columns), device=self.device)
+        return self._buffers[name][:rows]
 
     # --- state --------------------------------------------------------------------------------------------------
     # The keys are those of every state on disk, since the first version.
@@ -305,8 +371,8 @@ class PPO:
             adam = [self.optimizer.state[p] for p in self.policy.parameters()] if self.updates else []
             moments = {name: [moment[name] for moment in adam] for name in MOMENTS}
             self._live["adam"] = Live(moments | {"step": adam[0]["step"] if adam else None})  # the same for all
-        numbers = {"rate_scale": self.lr_scale, "updates": self.updates, "generator": self.generator.get_state()}
-        return self._live | numbers
+        numbers = {"rate_scale": self.lr_scale, "updates": self.updates, "decisions": self.actor.noise.decision}
+        return self._live | numbers | {"generator": self.generator.get_state()}
 
     def load_state(self, state: dict) -> None:
         """Resume from `state()`."""
@@ -320,6 +386,7 @@ class PPO:
             copies = [moment.to(p.device, copy=True) for moment in (adam["step"], *moments)]  # Adam changes what it has
             self.optimizer.state[p] = dict(zip(("step", *MOMENTS), copies, strict=True))
         self.lr_scale, self.updates = state["rate_scale"], state["updates"]
+        self.actor.noise.decision = state.get("decisions", 0)  # states of the first versions have none
         if len(state["generator"]) == len(self.generator.get_state()):  # a CPU's and a GPU's differ
             self.generator.set_state(state["generator"])
 
@@ -329,7 +396,7 @@ def check_learner_state(state: Any, network: NetworkSettings) -> None:
     with torch.device("meta"):
         policy = ActorCritic(network)
     weights, generator = like(policy.state_dict(), LARGEST_WEIGHT), Array(torch.uint8, (None,))
-    numbers = {"rate_scale": Number(1e-3, 10.0), "updates": Number(0, 1e12, whole=True), "generator": generator}
+    numbers = {"rate_scale": Number(1e-3, 10.0), "updates": COUNT, "generator": generator, "decisions?": COUNT}
     parts = {"policy": weights, "averaged": weights, "value_norm": like(ValueNorm().state_dict())}
     check(state, parts | numbers, "ppo")
     for name, part in parts.items():

@@ -38,10 +38,11 @@ class ValueNorm(nn.Module):
             self.register_buffer(name, torch.zeros(shape))
 
     @torch.no_grad()
-    def update(self, returns: Tensor) -> None:
+    def update(self, mean: Tensor, mean_square: Tensor) -> None:
+        """Take in the mean of a batch of returns and that of their squares."""
         weight = 1.0 - self.beta
-        self.running_mean.lerp_(returns.mean().view(1), weight)
-        self.running_mean_sq.lerp_(returns.square().mean().view(1), weight)
+        self.running_mean.lerp_(mean.to(self.running_mean).view(1), weight)
+        self.running_mean_sq.lerp_(mean_square.to(self.running_mean).view(1), weight)
         self.debiasing_term.lerp_(torch.ones_like(self.debiasing_term), weight)
 
     def _statistics(self) -> tuple[Tensor, Tensor]:

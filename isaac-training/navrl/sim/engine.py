@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import ClassVar
 
 import torch
 import warp as wp
@@ -64,10 +65,11 @@ def inside_moving(
 class Engine:
     """Memory, moving obstacles and bookkeeping. See `navrl.sim.simulator.Simulator` for the meaning of the tensors."""
 
-    _kept = (
-        "position", "quaternion", "velocity", "angular_velocity", "throttle", "map_index", "trace", "static_contact",
-        "moving_contact", "moving_position", "moving_velocity", "moving_goal",
-    )  # fmt: skip
+    drone_axes: ClassVar[dict[str, int | None]] = {
+        "position": 0, "quaternion": 0, "velocity": 0, "angular_velocity": 0, "throttle": 0, "map_index": 0,
+        "trace": 1, "static_contact": 1, "moving_contact": 1,
+        "moving_position": None, "moving_velocity": None, "moving_goal": None,
+    }  # fmt: skip
 
     def __init__(self, scene: Scene, settings: SimSettings) -> None:
         start_warp()
@@ -104,7 +106,7 @@ class Engine:
         ]
         self._slices: list[list[Recorded]] = [[] for _ in self.team.slices(n)]
         self._prepared: Recorded | None = None
-        self._state = Live({name: getattr(self, name) for name in self._kept} | {"physics_step": torch.tensor(0)})
+        self._state = Live({name: getattr(self, name) for name in self.drone_axes} | {"physics_step": torch.tensor(0)})
 
     def follow(self, make_launches: Callable[[int, int], list[Recorded]]) -> None:
         for (first, size), launches in zip(self.team.slices(self.settings.num_envs), self._slices, strict=True):
@@ -120,11 +122,11 @@ class Engine:
         maps = state["map_index"]
         if len(maps) and not 0 <= int(maps.min()) <= int(maps.max()) < len(self.scene.moving_count):
             raise Unfit("map_index", f"names a map that is not one of the {len(self.scene.moving_count)} there are")
-        for name in self._kept:
+        for name in self.drone_axes:
             if state[name].is_floating_point() and state[name].numel() and float(state[name].abs().max()) > FARTHEST:
                 raise Unfit(name, f"is larger than {FARTHEST:g}")
         Number(0, 2**31 - 1, whole=True).check(int(state["physics_step"]), "physics_step")
-        for name in self._kept:
+        for name in self.drone_axes:
             getattr(self, name).copy_(state[name])
         self.moving.stand_still()
         self.physics_step = int(state["physics_step"])

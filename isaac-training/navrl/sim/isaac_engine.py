@@ -16,6 +16,7 @@ import sys
 from dataclasses import MISSING
 from functools import cache
 from types import TracebackType
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -233,7 +234,7 @@ class IsaacSimulator(Engine):
     """`Simulator` on Isaac Lab. Physics and LiDAR are Isaac's; contacts are detected at every physics step by the
     rule and code of the Warp engine (a RayCaster scan per physics step would cost several times the rest)."""
 
-    _kept = (*Engine._kept, "world_pose", "world_twist")
+    drone_axes: ClassVar[dict[str, int | None]] = {**Engine.drone_axes, "world_pose": 0, "world_twist": 0}
 
     def __init__(self, scene: Scene, settings: SimSettings) -> None:
         if sim_utils.SimulationContext.instance() is not None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import ClassVar, Protocol, runtime_checkable
 
 import numpy as np
 import torch
@@ -34,6 +34,7 @@ class SimSettings:
     moving_speed: tuple[float, float] = setting("env_dyn.vel_range", 0.0, rising=True)  # m/s
     moving_range: tuple[float, float, float] = setting("env_dyn.local_range", 0.0)  # m around each origin
     lidar: LidarSpec
+    first_env: int = 0  # number of the first drone in the whole run, of which this may be a share
     physics: str = "none"  # Isaac's: ovphysx, physx or newton
     window: bool = False  # Isaac Sim's
 
@@ -52,6 +53,7 @@ class Simulator(Protocol):
 
     scene: Scene
     settings: SimSettings
+    drone_axes: ClassVar[dict[str, int | None]]  # of every tensor of `state_dict`; None: it is the same for all drones
 
     position: torch.Tensor  # (N, 3)
     quaternion: torch.Tensor  # (N, 4) w, x, y, z

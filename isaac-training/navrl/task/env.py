@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -145,9 +145,15 @@ class NavigationEnv(EnvBase):
 
     # --- inside -------------------------------------------------------------------------------------------------
 
-    _kept = (
-        "seed", "episode", "goal", "ahead", "band", "last_position", "last_velocity", "elapsed", "outcome", "stats",
-    )  # fmt: skip
+    _kept: ClassVar[dict[str, int | None]] = {  # with the axis that counts drones
+        "seed": None, "episode": 0, "goal": 0, "ahead": 0, "band": 0, "last_position": 0, "last_velocity": 0,
+        "elapsed": 0, "outcome": 0, "stats": 1,
+    }  # fmt: skip
+
+    @property
+    def drone_axes(self) -> dict[str, dict[str, int | None]]:
+        """For every tensor of `state_dict` the axis that counts drones; None: it is the same for all."""
+        return {"task": self._kept, "simulator": self.simulator.drone_axes}
 
     def _make_buffers(self) -> None:
         n = self.num_envs
@@ -193,7 +199,7 @@ class NavigationEnv(EnvBase):
         tables = [vec(constant(scene.starts), wp.vec3), vec(constant(scene.goals), wp.vec3)]
         settings = [int(self._seed), int(self.settings.starts_in_order)]
         flight = [vec(self._start, wp.vec3), self._yaw, self._start_map, goal, ahead, band]
-        inputs = [0, *settings, *tables, self._episode, *flight, *progress]
+        inputs = [0, sim.settings.first_env, *settings, *tables, self._episode, *flight, *progress]
         self._begin = Recorded(kernels.begin, self.num_envs, inputs, self.device)
 
         moving = [sim.moving_position, sim.moving_velocity, sim.moving_size, constant(scene.moving_count)]

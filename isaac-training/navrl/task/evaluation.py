@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
@@ -169,6 +169,15 @@ def fly_all(
     )
 
 
+def join_flights(parts: list[Flights]) -> Flights:
+    """Flights of one scenario that were shared out, as one; those that ended sooner stay at their last point."""
+    points = max(part.trace.shape[1] for part in parts)
+    traces = [np.pad(p.trace, ((0, 0), (0, points - p.trace.shape[1]), (0, 0)), mode="edge") for p in parts]
+    names = [f.name for f in fields(Flights) if f.name not in ("trace", "scene")]
+    joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
+    return Flights(**joined, trace=np.concatenate(traces), scene=parts[0].scene)
+
+
 class Evaluator:
     """Flies a policy through scenarios on maps that no training ever sees; the same flights every time."""
 
@@ -186,13 +195,18 @@ class Evaluator:
         episodes: int | None = None,
         report: Report | None = None,
         cancelled: Cancelled | None = None,
+        share: tuple[int, int] | None = None,
     ) -> Flights | None:
-        """Build drones on the scenario's maps and fly each once; `episodes` flights, or as many as the settings say."""
+        """Build drones on the scenario's maps and fly each once; `episodes` flights, or as many as the settings say.
+
+        `share`: only so many of them, from this one on; together the shares are the flights of all.
+        """
         episodes = episodes or self.settings.episodes
+        first, count = share or (0, episodes)
         report = report or (lambda done, total, what="": None)
         scene = self._scene(scenario, episodes, report)
-        report(0, episodes, what="  building")
-        simulator = make_simulator(scene, replace(self.sim_settings, num_envs=episodes))
+        report(0, count, what="  building")
+        simulator = make_simulator(scene, replace(self.sim_settings, num_envs=count, first_env=first))
         env = NavigationEnv(simulator, self.task_settings)
         try:
             return fly_all(env, policy, report, cancelled)

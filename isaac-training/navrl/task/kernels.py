@@ -132,6 +132,7 @@ def unit(v: wp.vec3) -> wp.vec3:
 @wp.kernel
 def begin(
     drones: wp.uint64,  # address of their numbers; row r of position, yaw and map_index is for drone number r
+    first: int,  # number of drone 0 in the whole run, which may be shared out
     seed: int,
     in_order: int,  # 1: drone i always flies start i // M of map i % M; 0: both are redrawn for every episode
     starts: wp.array2d(dtype=wp.vec3),  # (M, S)
@@ -152,9 +153,9 @@ def begin(
     r = wp.tid()
     i = number_at(drones, r)
     maps, slots = starts.shape[0], starts.shape[1]
-    m, slot = i % maps, (i // maps) % slots
+    m, slot = (first + i) % maps, ((first + i) // maps) % slots
     if in_order == 0:
-        random = wp.rand_init(seed + episode[i] * 1013904223, i)
+        random = wp.rand_init(seed + episode[i] * 1013904223, first + i)
         m = wp.randi(random, 0, maps)
         slot = wp.randi(random, 0, slots)
     episode[i] += 1

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import NamedTuple
 
 import torch
@@ -14,6 +14,7 @@ from navrl.io.files import BadCheckpoint
 from navrl.ppo.networks import ActorCritic
 from navrl.ppo.policy_file import NAMED, load_policy, policy_path
 from navrl.ppo.ppo import PPO
+from navrl.ranks import ALONE, Ranks
 from navrl.settings import ConfigError
 from navrl.sim.engine import make_simulator
 from navrl.sim.scene import TRAINING, SceneSettings, generate_scene
@@ -25,15 +26,24 @@ from navrl.train.settings import EvalSettings, TrainSettings, compose_config, re
 log = logging.getLogger("navrl")
 
 
+def share_of(sim: SimSettings, ranks: Ranks) -> SimSettings:
+    """The drones of this rank."""
+    first, count = ranks.share(sim.num_envs)
+    return replace(sim, num_envs=count, first_env=first)
+
+
 def make_env(scene: SceneSettings, sim: SimSettings, task: TaskSettings) -> NavigationEnv:
     """Draw the training maps, build the drones, give them their task."""
     maps = generate_scene(**asdict(scene), stream=TRAINING)
     return NavigationEnv(make_simulator(maps, sim), task)
 
 
-def make_ppo(settings: TrainSettings, start_from: str | None = None) -> PPO:
+def make_ppo(settings: TrainSettings, start_from: str | None = None, ranks: Ranks = ALONE) -> PPO:
     """A new learner, or one that starts from the weights in a file, with its value normalizer."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)  # orthogonal matrices are rounded otherwise with every number of threads
     policy, value_norm = ActorCritic(settings.network).to(settings.learner_device), None
+    torch.set_num_threads(threads)
     if start_from is not None:
         try:
             start, known = load_policy(start_from, settings.task.action_limit)
@@ -46,7 +56,7 @@ def make_ppo(settings: TrainSettings, start_from: str | None = None) -> PPO:
         policy.load_state_dict(start.state_dict())
         # NavRL's normalizer belongs to NavRL's rewards, a hundred times as large as ours.
         value_norm = known["value_norm"] if "command" in known["about"] else None
-    ppo = PPO(policy, settings.ppo, settings.seed)
+    ppo = PPO(policy, settings.ppo, settings.seed, ranks, ranks.share(settings.sim.num_envs)[0])
     if value_norm:
         ppo.value_norm.load_state_dict(value_norm)
     return ppo

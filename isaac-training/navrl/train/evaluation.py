@@ -14,7 +14,7 @@ from navrl.io.files import write_text
 from navrl.monitor.console import TrainingConsole, clock
 from navrl.monitor.curves import draw_curves
 from navrl.monitor.flights import draw_flights, results_table
-from navrl.task.evaluation import Evaluator, Scenario, summarize
+from navrl.task.evaluation import Evaluator, Flights, Scenario, join_flights, summarize
 from navrl.train.saving import Saving
 from navrl.train.settings import TrainSettings
 
@@ -44,16 +44,16 @@ class PeriodicEvaluation:
     def _fly(self, scenarios: Sequence[Scenario], episodes: int) -> dict[str, dict]:
         """Results by scenario, drawn and logged; empty if it was cut short."""
         progress, monitor, loggers = self.saving.progress, self.saving.monitor, self.saving.loggers
+        ranks = self.saving.ranks
         with monitor.timer("evaluate"):
-            flown = {}
-            for scenario in scenarios:
-                flights = self.evaluator.fly(scenario, self._act, episodes, cancelled=self._cancelled)
-                if flights is None:
-                    return {}
-                flown[str(scenario)] = flights
-            results = {name: summarize(flights) for name, flights in flown.items()}
-            progress.scores.update({f"eval/{name}/success": result["success"] for name, result in results.items()})
-            with loggers.disk("drawing an evaluation"):
+            with ranks.together():
+                mine = self._fly_share(scenarios, episodes, ranks.share(episodes))
+            light = mine and {name: replace(flights, scene=None) for name, flights in mine.items()}  # maps are large
+            flown = self._join(ranks.gather(light), mine)
+            results = ranks.from_first({name: summarize(flights) for name, flights in flown.items()})
+        progress.scores.update({f"eval/{name}/success": result["success"] for name, result in results.items()})
+        if results and ranks.first:
+            with monitor.timer("evaluate"), loggers.disk("drawing an evaluation"):
                 told = {"frames": progress.frames, "scenarios": results}
                 write_text(self.saving.run / "eval.json", json.dumps(told, indent=2) + "\n")
                 if self.settings.picture:
@@ -62,16 +62,36 @@ class PeriodicEvaluation:
                     after = f"after {progress.frames / 1e6:.1f} M frames"
                     draw_flights(picture, f"{self.saving.run.name}   {first}   {after}", flights)
                     loggers.picture("flights", picture, progress.frames)
-        title = f"unseen maps after {progress.frames / 1e6:.1f} M frames, {clock(monitor.elapsed)}"
-        self.console.say(results_table(results, title))
-        with monitor.timer("log"):
-            loggers.log(progress.scores, progress.frames)
-        self.draw_curves()
+            title = f"unseen maps after {progress.frames / 1e6:.1f} M frames, {clock(monitor.elapsed)}"
+            self.console.say(results_table(results, title))
+            with monitor.timer("log"):
+                loggers.log(progress.scores, progress.frames)
+            self.draw_curves()
         return results
+
+    def _fly_share(self, scenarios: Sequence[Scenario], episodes: int, share: tuple[int, int]) -> dict | None:
+        """Flights of this rank by scenario; None if they were cut short."""
+        flown = {}
+        for scenario in scenarios if share[1] else ():
+            flights = self.evaluator.fly(scenario, self._act, episodes, cancelled=self._cancelled, share=share)
+            if flights is None:
+                return None
+            flown[str(scenario)] = flights
+        return flown
+
+    @staticmethod
+    def _join(shares: list[dict | None], mine: dict | None) -> dict[str, Flights]:
+        """Flights of all ranks by scenario; empty if any were cut short, and on every rank but the first."""
+        if not shares or not mine or None in shares:
+            return {}
+        whole = {name: join_flights([share[name] for share in shares if share]) for name in mine}
+        return {name: replace(flights, scene=mine[name].scene) for name, flights in whole.items()}
 
     def draw_curves(self) -> None:
         """Draw the metrics so far into curves.png."""
         monitor, run, loggers = self.saving.monitor, self.saving.run, self.saving.loggers
+        if not self.saving.ranks.first:
+            return
         with monitor.timer("evaluate"), loggers.disk("drawing curves"):
             draw_curves(run / "curves.png", f"{run}   {clock(monitor.elapsed)}", loggers.csv.rows(DRAWN))
 

@@ -11,7 +11,7 @@ from tensordict import TensorDict, TensorDictBase
 
 from navrl.io.contents import Array, ListOf, MapOf, Number, Plain, Tensors, Text, Unfit, check
 from navrl.io.files import BadCheckpoint, fits, load_checkpoint
-from navrl.ppo.batch import Batch, PlainRows, needs_bootstrap
+from navrl.ppo.batch import Batch, PlainRows, join_frames, needs_bootstrap
 from navrl.ppo.networks import NETWORK, ActorCritic, NetworkSettings
 from navrl.ppo.ppo import PPO, NotFinite, PPOSettings, check_learner_state
 from navrl.schema import ACTIONS, NETWORK_INPUTS, OBSERVED, observation_shapes
@@ -42,6 +42,16 @@ def replay_content(settings: TrainSettings, ppo: PPO, broken: NotFinite, progres
         "progress": progress.fraction,
         "name": broken.name,
     }
+
+
+def join_data(parts: list[Batch | TensorDictBase | None]) -> Batch | TensorDictBase | None:
+    """What the ranks failed on, as one batch; or what the one that failed while acting saw."""
+    batches = [part for part in parts if isinstance(part, Batch)]
+    if len(batches) < len(parts) or len(parts) == 1:
+        return next((part for part in parts if part is not None and not isinstance(part, Batch)), parts[0])
+    rows, last = [batch.rows.tensor() for batch in batches], [batch.last_rows for batch in batches]
+    frames = join_frames([batch.frames for batch in batches])
+    return Batch(frames, PlainRows(torch.cat(rows)), torch.cat(last))
 
 
 WHOLE = Number(0, 1e13, whole=True)

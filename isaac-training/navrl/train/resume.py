@@ -35,8 +35,9 @@ from navrl.monitor.performance import PERFORMANCE_STATE
 from navrl.ppo.networks import NETWORK, NetworkSettings
 from navrl.ppo.policy_file import FORMAT, TRAINING_STATE
 from navrl.ppo.ppo import check_learner_state
+from navrl.ranks import ALONE, Ranks, remembered, restarted
 from navrl.settings import ConfigError, one_line, read, setting
-from navrl.train.directory import fresh_directory, shortest
+from navrl.train.directory import fresh_directory, remove_fresh_directory, shortest
 from navrl.train.settings import CONFIG, WANDB_WORD, TrainSettings, flat, plain, stored_config
 
 log = logging.getLogger("navrl")
@@ -45,7 +46,7 @@ log = logging.getLogger("navrl")
 HARMLESS = (
     "resume", "checkpoint.", "save_", "compress_checkpoint", "async_checkpoint_queue_size", "eval_interval", "eval.",
     "logger", "wandb.", "perf.", "rollout_save_interval",
-    "compress_rollout", "headless", "return_same_td", "sim.threads",
+    "compress_rollout", "headless", "return_same_td", "sim.threads", "ranks.",
 )  # fmt: skip
 COUNT = Number(0, 1e13, whole=True)
 STATE = {  # a training state, before what its network and world decide; see `check_resumed`
@@ -68,7 +69,7 @@ WORLD = (
 
 @dataclass(frozen=True)
 class ResumeSettings:
-    """Which run to resume."""
+    """Which run to resume; `auto`: the one in hydra.run.dir, if there is one."""
 
     resume: str | None = setting("resume")
 
@@ -84,9 +85,14 @@ class Resumed:
     same_world: bool  # the drones can continue their flights
 
 
-def find(cfg: DictConfig) -> Resumed | None:
+def find(cfg: DictConfig, ranks: Ranks = ALONE) -> Resumed | None:
     """The run that `resume` names; None if it names nothing. Logs what differs from the run as it was."""
     wanted = read(ResumeSettings, plain(cfg)).resume
+    if restarted() and (before := remembered()) and states_of(Path(before)):
+        wanted = before
+    elif wanted == "auto":
+        path = Path(HydraConfig.get().runtime.output_dir)
+        wanted = str(shortest(path)) if states_of(path) else None
     if wanted is None:
         return None
     path = Path(wanted)
@@ -110,7 +116,7 @@ def find(cfg: DictConfig) -> Resumed | None:
     new = _settings_of(state["overrides"], stored, wanted)
     changed = _differences(stored, new)
     same_world = not any(key in WORLD for key in changed)
-    _report(file, state, changed, same_world, new.sim.engine)
+    _report(file, state, changed, same_world, new.sim.engine, ranks)
     # A state that is not the last of its run starts a branch: what came after it stays untouched.
     last = path.is_dir() or [p.resolve() for p in states_of(run)[:1]] == [file.resolve()]
     run = shortest(run)
@@ -143,6 +149,14 @@ def as_one_line(path: Path | None) -> Iterator[None]:
         kind = "" if isinstance(error, Unfit) else f"{type(error).__name__}: "
         fix = f"does not fit this program ({kind}{str(error).strip().partition(chr(10))[0]}); start a new run"
         raise ConfigError("resume", path, fix) from error
+
+
+def directory(resumed: Resumed | None) -> Path:
+    """Where the run is: that of the resumed one, or a new one."""
+    if resumed and resumed.run == resumed.history:
+        remove_fresh_directory()  # Hydra made one
+    before = remembered() if restarted() else None  # a start that was ended before it had saved anything
+    return resumed.run if resumed else Path(before) if before else fresh_directory()
 
 
 def given_overrides(resumed: Resumed | None) -> list[str]:
@@ -191,18 +205,20 @@ def _settings_of(overrides: list[str], stored: dict, wanted: str) -> DictConfig:
     return cfg
 
 
-def _report(file: Path, state: dict, changed: dict[str, str], same_world: bool, engine: str) -> None:
+def _report(file: Path, state: dict, changed: dict[str, str], same_world: bool, engine: str, ranks: Ranks) -> None:
     log.info("resuming from %s: iteration %d, %.1f M frames", file, state["iteration"], state["frames"] / 1e6)
     if changed:
         told = ", ".join(f"{key} {change}" for key, change in changed.items())
         log.info("changed since: %s", one_line(told, 4000))
     reasons = [key for key in changed if not key.startswith(HARMLESS)]
     reasons += ["sim=isaac (PhysX rounds attitudes when they are set)"] if engine == "isaac" else []
+    before = {"ranks": 1} | state["machine"]
     reasons += [
-        f"{key} ({one_line(str(state['machine'].get(key)))} → {now})"
-        for key, now in machine_now().items()
-        if state["machine"].get(key) != now
+        f"{key} ({one_line(str(before.get(key)))} → {now})"
+        for key, now in machine_now(ranks).items()
+        if before.get(key) != now
     ]
+    reasons += [] if "decisions" in state["ppo"] else ["an earlier version of navrl, which drew its noise otherwise"]
     if reasons:
         log.warning("not bit for bit the run it would have been, because of: %s", ", ".join(reasons))
     if not same_world:
@@ -215,10 +231,11 @@ def _differences(old: dict, new: DictConfig) -> dict[str, str]:
     return {key: f"{before.get(key, 'nothing')} → {after.get(key, 'nothing')}" for key in keys if key != "resume"}
 
 
-def machine_now() -> dict[str, str | int]:
+def machine_now(ranks: Ranks) -> dict[str, str | int]:
     """What bits depend on besides settings: sums are split across threads, kernels change between releases."""
     device = torch.cuda.get_device_name() if torch.cuda.is_available() else "cpu"
-    return {"torch version": str(torch.__version__), "torch threads": torch.get_num_threads(), "processor": device}
+    threads = {"torch threads": torch.get_num_threads(), "ranks": ranks.size}
+    return {"torch version": str(torch.__version__), **threads, "processor": device}
 
 
 # --- global random streams ------------------------------------------------------------------------------------------

@@ -11,15 +11,16 @@ from omegaconf import OmegaConf
 
 from navrl.checkpoint.retention import CheckpointFolder, states_of
 from navrl.checkpoint.saver import AsyncCheckpointSaver
-from navrl.collect.batches import Batches
+from navrl.collect.batches import Batches, whole_state
 from navrl.io.files import MANIFEST, DiskGuard, Written, write_checkpoint
 from navrl.monitor.flights import RecentFlights
 from navrl.monitor.performance import PerformanceMonitor
 from navrl.ppo.policy_file import TRAINING_STATE, policy_content
 from navrl.ppo.ppo import PPO, NotFinite
+from navrl.ranks import ALONE, Ranks
 from navrl.train.loggers import Loggers
 from navrl.train.progress import Progress
-from navrl.train.replay import REPLAY, replay_content
+from navrl.train.replay import REPLAY, join_data, replay_content
 from navrl.train.resume import machine_now, random_state
 from navrl.train.settings import TrainSettings, shell_word
 
@@ -45,11 +46,15 @@ class Saving:
         monitor: PerformanceMonitor,
         loggers: Loggers,
         code_version: str,
+        ranks: Ranks = ALONE,
     ) -> None:
+        self.ranks = ranks
         self.settings, self.run, self.progress, self.ppo, self.batches = settings, run, progress, ppo, batches
         self.flights, self.monitor, self.loggers, self.code_version = flights, monitor, loggers, code_version
         self.folder = CheckpointFolder(run, settings.save.keep_last, settings.save.keep_best)
-        self.saver = AsyncCheckpointSaver(settings.save.queue_size, settings.save.level, run / MANIFEST, disk)
+        self.saver: AsyncCheckpointSaver | None = None  # rank 0 saves for all
+        if ranks.first:
+            self.saver = AsyncCheckpointSaver(settings.save.queue_size, settings.save.level, run / MANIFEST, disk)
         self._config = OmegaConf.to_yaml(settings.config)
         self._saved_at = time.monotonic()
         self.policy_iteration: int | None = None  # of the policy.pt on disk, if this process wrote it
@@ -63,22 +68,27 @@ class Saving:
     def save(self, keep: bool = False) -> None:
         """Save everything needed to resume. `keep`: this save is never dropped for a newer one."""
         with self.monitor.timer("save"):
-            path = self.folder.state(self.progress.iteration)
-            self.saver.save_async(self.state(), path, self.settings.save.compress, keep, after=self._after)
+            state = self.state()
+            if self.saver:
+                path = self.folder.state(self.progress.iteration)
+                self.saver.save_async(state, path, self.settings.save.compress, keep, after=self._after)
         self._saved_at = time.monotonic()
 
     def save_best(self, score: float) -> None:
         """Keep the policy as it is now, if it ranks among the best by `score`."""
-        if self.settings.save.keep_best:
+        if self.settings.save.keep_best and self.saver:
             weights, norm = self.ppo.ema_policy.state_dict(), self.ppo.value_norm.state_dict()
             content = policy_content(self.settings.network, weights, norm, self.about())
             path = self.folder.best(self.progress.iteration, score)
             self.saver.save_async(content, path, compress=False, keep=True)
 
     def save_replay(self, broken: NotFinite) -> None:
-        """Save what scripts/replay.py needs to fail in the same way."""
-        content = replay_content(self.settings, self.ppo, broken, self.progress)
-        self.saver.save_async(content, self.run / REPLAY, compress=False, keep=True)
+        """Save what scripts/replay.py needs to fail in the same way: of several ranks all their batches as one."""
+        parts = self.ranks.gather(broken.data)
+        if self.saver:
+            whole = NotFinite(broken.name, join_data(parts))
+            content = replay_content(self.settings, self.ppo, whole, self.progress)
+            self.saver.save_async(content, self.run / REPLAY, compress=False, keep=True)
 
     def about(self) -> dict:
         """What a user of this policy must know."""
@@ -96,17 +106,17 @@ class Saving:
         }
 
     def state(self) -> dict:
-        """Everything needed to resume exactly from here; live tensors, which the saver copies."""
+        """Everything needed to resume exactly from here, on rank 0; live tensors, which the saver copies."""
         return {
             "format": TRAINING_STATE,
             "config": self._config,
             "overrides": list(self.settings.overrides),
-            "machine": machine_now(),
+            "machine": machine_now(self.ranks),
             "network": self.settings.network.describe(),
             "about": self.about(),
             **self.progress.state(),
             "ppo": self.ppo.state(),
-            "batches": self.batches.state(),
+            "batches": whole_state(self.batches, self.ranks),
             "random": random_state(),
             "flights": self.flights.state(),
             "performance": self.monitor.state(),
@@ -117,23 +127,25 @@ class Saving:
         """In the background, once a state is on disk: write the policy to fly, and make room."""
         network, norm = self.settings.network, state["ppo"]["value_norm"]
         content = policy_content(network, state["ppo"]["averaged"], norm, state["about"])
-        write_checkpoint(self.run / "policy.pt", content, manifest=self.saver.manifest)
+        manifest = self.run / MANIFEST
+        write_checkpoint(self.run / "policy.pt", content, manifest=manifest)
         self.policy_iteration = state["iteration"]
         every = self.settings.save.keep_every
         if every and state["iteration"] % every == 0:
-            write_checkpoint(self.folder.policy(state["iteration"]), content, manifest=self.saver.manifest)
+            write_checkpoint(self.folder.policy(state["iteration"]), content, manifest=manifest)
         self.folder.prune()
 
     def __enter__(self) -> Saving:
         return self
 
     def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if error is not None:
+        if error is not None and self.ranks.agreed:
             try:
                 self.save(keep=True)
             except Exception as second:  # what ended the run is what the user must see
                 log.warning("the state could not be saved: %s: %s", type(second).__name__, second)
-        self.saver.shutdown()
-        if error is not None and states_of(self.run):
+        if self.saver:
+            self.saver.shutdown()
+        if error is not None and self.saver and states_of(self.run):
             hint = shell_word("resume", self.run)
             log.warning("%s ended the run; resume with: navrl train %s", type(error).__name__, hint)

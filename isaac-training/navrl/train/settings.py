@@ -26,6 +26,7 @@ from navrl.collect.batches import CollectSettings
 from navrl.io.contents import MapOf, Plain, Unfit, check, check_bounds
 from navrl.ppo.networks import ENCODERS, NetworkSettings
 from navrl.ppo.ppo import PPOSettings
+from navrl.ranks import ALONE, Ranks, RanksSettings
 from navrl.schema import NEAREST, TERMS, observation_shapes
 from navrl.settings import SEED, ConfigError, declared, device, one_line, read, setting
 from navrl.sim.isaac_check import PHYSICS, IsaacMissing, check_isaac
@@ -81,6 +82,7 @@ class TrainSettings:
     encoder: str = setting("encoder", options=tuple(ENCODERS))
     learner: str | None = setting("learner_device", parse=learner_device)
     observed_obstacles: int = setting("algo.feature_extractor.dyn_obs_num", 0)
+    threads: int = setting("threads", 0, 1024)  # of torch; 0: the machine's cores, shared out over its ranks
     actor_action_limit: float = setting("algo.actor.action_limit", 0.01, 20.0)  # NavRL's place for drone.action_limit
     sim: SimSettings
     scene: SceneSettings
@@ -90,6 +92,7 @@ class TrainSettings:
     evaluation: PeriodicEvaluationSettings
     save: SaveSettings
     logging: LoggingSettings
+    ranks: RanksSettings
     config: dict  # all of it as plain values, for files and loggers
     overrides: tuple[str, ...]  # what was typed
 
@@ -161,18 +164,27 @@ class _PlainLoader(yaml.SafeLoader):
         return super().compose_node(parent, index)
 
 
-def read_train(cfg: DictConfig, overrides: Sequence[str] = ()) -> TrainSettings:
+def read_train(cfg: DictConfig, overrides: Sequence[str] = (), ranks: Ranks = ALONE) -> TrainSettings:
     """Settings of a training run, checked. Says what device, memory and physics it will use."""
     config = plain(cfg)
     check_keys(config, TrainSettings, "resume")
     sim = read_sim(config)
     settings = read(TrainSettings, config, sim=sim, config=config, overrides=tuple(overrides))
     check_train(settings)
+    check_ranks(settings, ranks)
+    if ranks.size > 1 and torch.cuda.is_available():  # one GPU each
+        sim = replace(sim, device=_gpu(sim.device, ranks.local))
+        settings = replace(settings, sim=sim, learner=_gpu(settings.learner, ranks.local))
     if settings.learner_device.startswith("cuda"):
         torch.cuda.set_device(settings.learner_device)  # events and memory figures are of the current device
-    check_memory(settings)
-    look_for_neighbours(sim)
+    if settings.threads or ranks.local_size > 1:
+        torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // ranks.local_size))
+    check_memory(settings, ranks)
     return settings
+
+
+def _gpu(device: str | None, number: int) -> Any:
+    return f"cuda:{number}" if device and device.startswith("cuda") else device
 
 
 def read_eval(cfg: DictConfig) -> EvalSettings:
@@ -305,6 +317,27 @@ def check_train(s: TrainSettings) -> None:
         raise ConfigError("wandb.name", s.logging.name, "must have 1 to 120 characters")
 
 
+def check_same(config: dict, ranks: Ranks) -> None:
+    """Refuse ranks that were started with different settings."""
+    theirs = dict(flat(ranks.from_first(config)))
+    with ranks.together():
+        for key, value in flat(config):
+            if theirs.get(key) != value:
+                raise ConfigError(key, value, f"rank 0 has {theirs.get(key)}; start every rank with the same settings")
+
+
+def check_ranks(s: TrainSettings, ranks: Ranks) -> None:
+    """Settings are of the whole run; refuse what cannot be shared out."""
+    drones, size = s.sim.num_envs, ranks.size
+    if drones % size:
+        nearest = max(1, round(drones / size)) * size
+        fix = f"cannot be shared out evenly over {size} ranks; the nearest that can is {nearest}"
+        raise ConfigError("env.num_envs", drones, fix)
+    if size > 1 and s.learner_device.startswith("cuda") and ranks.local_size > torch.cuda.device_count():
+        fix = f"{ranks.local_size} ranks on this machine, but {torch.cuda.device_count()} GPUs; start one rank per GPU"
+        raise ConfigError("device", s.learner_device, fix)
+
+
 def _nearest_divisor(number: int, wanted: int) -> int:
     """Of the divisors that leave at least two."""
     divisors = {d for k in range(1, math.isqrt(number) + 1) if number % k == 0 for d in (k, number // k)}
@@ -327,9 +360,11 @@ def memory_needed(s: TrainSettings) -> dict[str, float]:
     return need
 
 
-def check_memory(s: TrainSettings) -> None:
-    """Say what a run will take, and refuse what does not fit."""
-    for name, need in memory_needed(s).items():
+def check_memory(s: TrainSettings, ranks: Ranks) -> None:
+    """Say what a run will take on this machine, and refuse what does not fit."""
+    share = replace(s, sim=replace(s.sim, num_envs=s.sim.num_envs // ranks.size))
+    for name, need in memory_needed(share).items():
+        need *= ranks.local_size if name == "cpu" else 1
         have = psutil.virtual_memory().available if name == "cpu" else torch.cuda.mem_get_info(name)[0]
         where = f" on {name}" if s.sim.device != s.learner_device else ""
         log.info("memory: about %.1f GB needed%s, %.1f GB available", need / 1e9, where, have / 1e9)
@@ -337,11 +372,3 @@ def check_memory(s: TrainSettings) -> None:
             fix = f"with algo.training_frame_num={s.collect.steps} a batch needs about {need / 1e9:.1f} GB{where}"
             fix += f" of {have / 1e9:.1f} GB available; lower one of them"
             raise ConfigError("env.num_envs", s.sim.num_envs, fix)
-
-
-def look_for_neighbours(sim: SimSettings) -> None:
-    """torch's threads wait for each other awake, which costs dearly where another program wants the same cores."""
-    if sim.device == "cpu" and "GOMP_SPINCOUNT" not in os.environ and psutil.cpu_percent(interval=0.2) > 50.0:
-        log.info(
-            "other programs keep this machine busy; GOMP_SPINCOUNT=5000 in the environment shares better with them"
-        )
