@@ -21,7 +21,7 @@ ROOMS = {
     "monitor": {"io"},
     "train": {"io", "native", "sim", "task", "ppo", "collect", "checkpoint", "monitor"},
 }
-VOCABULARY = {"schema", "settings"}  # root modules every room may know
+VOCABULARY = {"schema", "settings", "ranks"}  # root modules every room may know
 ENTRANCE = {"__init__", "__main__", "cli", "scripts"}  # may know every room
 
 

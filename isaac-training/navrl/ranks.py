@@ -19,6 +19,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch import distributed as dist
+from torch.distributed import TCPStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
 from navrl.settings import ConfigError, setting
 
@@ -144,12 +145,12 @@ def _note() -> str:
     return f"navrl/{os.environ.get('TORCHELASTIC_RUN_ID')}"
 
 
-def _agent() -> dist.Store | None:
+def _agent() -> TCPStore | None:
     """torchrun's own store, which outlives its ranks."""
     if os.environ.get("TORCHELASTIC_USE_AGENT_STORE") != "True":
         return None
     limit = datetime.timedelta(seconds=60)
-    return dist.TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=limit)
+    return TCPStore(os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"]), is_master=False, timeout=limit)
 
 
 # --- several processes ---------------------------------------------------------------------------------------------
@@ -165,7 +166,7 @@ class _Group(Ranks):
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
         try:
             limit = datetime.timedelta(seconds=timeout)
-            store, _, _ = next(dist.rendezvous("env://", rank, size, timeout=limit))
+            store, _, _ = next(rendezvous("env://", rank, size, timeout=limit))
             store.set_timeout(limit)
             dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
         except (RuntimeError, ValueError, OSError) as error:
@@ -179,13 +180,30 @@ class _Group(Ranks):
 
     def sum(self, tensor: Tensor) -> None:
         with self._meeting():
-            dist.all_reduce(tensor)
+            self._reduce(tensor, dist.ReduceOp.SUM)
 
     def most(self, *numbers: int) -> tuple[int, ...]:
         tensor = torch.tensor(numbers, dtype=torch.int64)
         with self._meeting():
-            dist.all_reduce(tensor, dist.ReduceOp.MAX)
+            self._reduce(tensor, dist.ReduceOp.MAX)
         return tuple(tensor.tolist())
+
+    def _reduce(self, tensor: Tensor, operation: Any) -> None:
+        """Recursive doubling between CPUs: what takes time there is waking threads, and gloo's ring wakes many more.
+
+        In each round a rank exchanges what it has with one other. a + b is b + a, so all end with the same bits.
+        """
+        if tensor.is_cuda or self.size & (self.size - 1):
+            dist.all_reduce(tensor, operation)
+            return
+        other, apart = torch.empty_like(tensor), 1
+        while apart < self.size:
+            partner = self.rank ^ apart
+            exchange = [dist.isend(tensor, partner), dist.irecv(other, partner)]
+            for one in exchange:
+                one.wait()  # pyright: ignore[reportOptionalMemberAccess]
+            tensor.add_(other) if operation == dist.ReduceOp.SUM else torch.maximum(tensor, other, out=tensor)
+            apart *= 2
 
     @contextlib.contextmanager
     def together(self) -> Iterator[None]:
@@ -261,7 +279,7 @@ class _Group(Ranks):
 
     def _beat(self) -> None:
         """Leave signs of life in the store, with the number of meetings so far."""
-        store, beat = self._store.clone(), 0
+        store, beat = self._store.clone(), 0  # pyright: ignore[reportAttributeAccessIssue]
         while not self._ended.wait(BEAT):
             beat += 1
             with contextlib.suppress(RuntimeError):

@@ -171,7 +171,8 @@ def make_saving(training: Training, run: Path) -> Saving:
 
 def throughput(training: Training, saving: Saving, iterations: int) -> dict[str, float]:
     """Every second iteration begins with a save, which is on disk long before it ends."""
-    seconds, stalls = {True: [], False: []}, []
+    seconds, stalls, saver = {True: [], False: []}, [], saving.saver
+    assert saver
     for k in range(2 * iterations):
         save = k % 2 == 0
         saving.progress.advance()
@@ -180,8 +181,8 @@ def throughput(training: Training, saving: Saving, iterations: int) -> dict[str,
             stalls.append(timed(saving.save))
         training.iterate()
         seconds[save].append(time.perf_counter() - began)
-        idle(saving.saver)
-    assert saving.saver.get_stats()["saved"] == iterations
+        idle(saver)
+    assert saver.get_stats()["saved"] == iterations
     median = {save: statistics.median(values) for save, values in seconds.items()}
     stall = percentiles(stalls[2:])
     return {
@@ -195,13 +196,14 @@ def throughput(training: Training, saving: Saving, iterations: int) -> dict[str,
 
 def default_run(training: Training, saving: Saving) -> dict[str, float]:
     """The saves a default run makes, with one iteration between them: how much smaller is what stays?"""
-    progress, every = saving.progress, training.settings.save.interval
+    progress, every, saver = saving.progress, training.settings.save.interval, saving.saver
+    assert saver
     for iteration in sorted({*range(every, progress.last, every), progress.last}):
         training.iterate()
         progress.iteration = iteration
         saving.save(keep=True)
         saving.save_best(iteration / progress.last)
-        idle(saving.saver)
+        idle(saver)
     now, otherwise = saving.folder.bytes_saved()
     return {"run_dir_bytes": now, "run_dir_bytes_all_kept": otherwise, "run_dir_saved_fraction": 1 - now / otherwise}
 

@@ -193,7 +193,7 @@ class NavRL(Trainer):
             delta = reward[:, t] + self.GAMMA * next_value[:, t] * going[:, t] - value[:, t]
             advantage[:, t] = trace = delta + self.GAMMA * self.LAMBDA * going[:, t] * trace
         returns = advantage + value
-        self.value_norm.update(returns)
+        self.value_norm.update(returns.mean(), returns.square().mean())
         self.data["advantage"] = (advantage - advantage.mean()) / advantage.std().clamp(min=1e-7)
         self.data["returns"] = self.value_norm.normalize(returns)
 

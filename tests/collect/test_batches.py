@@ -41,7 +41,7 @@ def settings(kind: type = SerialBatches, steps: int = STEPS, **changes):
 
 def stale(env, ppo: PPO, count: int) -> Iterator[Batch]:
     """What prefetching must give, said without a thread: batch k with the weights after max(0, k - count) updates."""
-    actor = ppo.actor.copy(ppo.seed, ppo.device)
+    actor = ppo.actor.copy(ppo.device)
     frames, history = iter(make_collector(env, actor, FRAMES, return_same_td=False)), [ppo.actor.weights()]
     for k in range(10**9):
         actor.load_weights(history[max(0, k - count)])
@@ -93,7 +93,7 @@ def test_a_thousand_batches_with_delays_on_both_sides(make_env, scene) -> None:
 
     (env, ppo), (twin, reference) = build(), build()
     rng = random.Random(0)
-    actor = reference.actor.copy(reference.seed, reference.device)
+    actor = reference.actor.copy(reference.device)
     expected, history = iter(make_collector(twin, actor, 4, return_same_td=False)), [reference.actor.weights()]
     batches = PrefetchedBatches(env, ppo, settings(PrefetchedBatches, 2, prefetch_count=2))
     fly = batches.actor.load_weights
@@ -184,7 +184,7 @@ def test_drones_and_learner_on_different_devices(make, kind: type) -> None:
     ppo.device = later.device = torch.device("cpu:0")
     batches = make_batches(env, ppo, settings(kind))
     assert isinstance(batches, kind)
-    assert batches.actor is not ppo.actor and batches.actor.generator.device == env.device
+    assert batches.actor is not ppo.actor and batches.actor.noise is not ppo.actor.noise
     for k in range(3):
         batch = next(batches)
         assert batch.frames.device == ppo.device and (batch[VERSION] == max(0, k - (kind is PrefetchedBatches))).all()

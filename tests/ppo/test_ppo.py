@@ -15,7 +15,7 @@ from torchrl.collectors import Collector
 from conftest import make_learner
 from navrl.ppo.batch import Batch
 from navrl.ppo.networks import ENCODERS
-from navrl.ppo.ppo import PPO, NotFinite
+from navrl.ppo.ppo import ADVANTAGE, PPO, NotFinite
 from navrl.schema import NETWORK_INPUTS
 
 DRONES, STEPS = 16, 8
@@ -99,7 +99,7 @@ def plain_losses(ppo: PPO, batch: TensorDict) -> dict[str, Any]:
             trace = reward[drone, t] + ahead - value[drone, t] + s.gamma * s.gae_lambda * trace
             advantage[drone, t] = trace
     returns = advantage + value
-    norm.update(returns)
+    norm.update(returns.mean(), returns.square().mean())
 
     seen = batch.get(("agents", "observation"))
     rows = policy.encoder.prepare(*(seen[name].flatten(0, 1) for name in NETWORK_INPUTS))
@@ -130,7 +130,8 @@ def test_losses_and_gradients(make_ppo, collect, encoder: str) -> None:
     expected = plain_losses(ppo, batch)
     held = prepared(ppo, batch)
     targets, _ = ppo.compute_targets(held)
-    parts = ppo._losses(held.rows.tensor(), targets)
+    advantages = targets[:, ADVANTAGE]
+    parts = ppo._losses(held.rows.tensor(), targets, len(targets), advantages.mean(), advantages.std())
     s = ppo.settings
     loss = parts["surrogate"] + s.value_coef * parts["value"] - s.entropy_coef * parts["entropy"]
     gradient = torch.autograd.grad(loss, list(ppo.policy.parameters()))

@@ -48,7 +48,7 @@ def test_value_norm_matches_its_definition() -> None:
     mean = square = weight = 0.0
     for _ in range(5):
         returns = 3.0 + 2.0 * torch.randn(100)
-        norm.update(returns)
+        norm.update(returns.mean(), returns.square().mean())
         mean = beta * mean + (1 - beta) * float(returns.mean())
         square = beta * square + (1 - beta) * float(returns.square().mean())
         weight = beta * weight + (1 - beta)

@@ -72,7 +72,6 @@ class Run:
 @pytest.fixture(autouse=True)
 def no_hydra(monkeypatch) -> None:
     """There is no directory of Hydra's to remove."""
-    monkeypatch.setattr("navrl.scripts.train.remove_fresh_directory", lambda: None)
 
 
 @pytest.mark.parametrize("mode", MODES)

@@ -20,6 +20,7 @@ from navrl.io.snapshot import Snapshot
 from navrl.monitor.flights import RecentFlights
 from navrl.ppo.networks import NetworkSettings
 from navrl.ppo.policy_file import TRAINING_STATE, load_policy
+from navrl.ranks import ALONE
 from navrl.settings import ConfigError
 from navrl.train import resume
 from navrl.train.resume import STATE
@@ -54,7 +55,8 @@ def run(tmp_path, find) -> Path:
     for iteration in (3, 7):
         state = {
             "format": TRAINING_STATE, "iteration": iteration, "frames": 100 * iteration, "config": described,
-            "overrides": ["seed=4", "reward=navrl"], "machine": resume.machine_now(), "ppo": {}, "batches": {},
+            "overrides": ["seed=4", "reward=navrl"], "machine": resume.machine_now(ALONE),
+            "ppo": {"decisions": 5}, "batches": {},
             "network": NetworkSettings().describe(), "scores": {}, "scored": {}, "random": resume.random_state(),
             "flights": RecentFlights().state(), "performance": {"elapsed": 1.0, "timers": {}}, "wandb_id": None,
         }  # fmt: skip
