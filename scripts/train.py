@@ -41,7 +41,7 @@ from navrl.monitor.metrics import code_version
 from navrl.monitor.performance import PerformanceMonitor, peak_memory_mb
 from navrl.ppo.batch import join_frames
 from navrl.ppo.ppo import NotFinite
-from navrl.ranks import ALONE, RankFailed, Ranks, RanksSettings, connect, remember
+from navrl.ranks import ALONE, RankFailed, Ranks, RanksSettings, connect, ended_by_request, remember
 from navrl.settings import read
 from navrl.task.env import NavigationEnv
 from navrl.train import resume
@@ -218,7 +218,7 @@ def train(
     if broken and ranks.first:
         where = f"iteration {progress.iteration}: {broken.name} is not finite; training stopped."
         print(f"error: {where} Replay it with: navrl replay {shell_word('file', path / REPLAY)}", file=sys.stderr)
-    return 1 if disk.failures or broken else stop.exit_code
+    return 1 if disk.failures or broken else ended_by_request(stop.exit_code)
 
 
 def summarize(

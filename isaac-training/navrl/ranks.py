@@ -129,6 +129,11 @@ def restarted() -> bool:
     return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
+def ended_by_request(code: int) -> int:
+    """The exit code of a run that was asked to stop: torchrun takes any but 0 for a failure and starts it again."""
+    return 0 if os.environ.get("TORCHELASTIC_MAX_RESTARTS", "0") != "0" else code
+
+
 def remember(value: str) -> None:
     """Leave something for the next start of this run, in case torchrun has to start it again."""
     if store := _agent():
@@ -297,7 +302,9 @@ class _Group(Ranks):
         except (RuntimeError, IndexError):
             return "" if waited < self.timeout else f"no answer from the other ranks for {waited:.0f} s"
         who, are = ", ".join(names), "have" if len(names) > 1 else "has"
-        after = f"for {waited:.0f} s (ranks.timeout={self.timeout:g})" if waited >= self.timeout else "any more"
+        after = (
+            f"for {waited:.0f} s (ranks.timeout={self.timeout:g})" if waited >= self.timeout else "and seems to be gone"
+        )
         return who and f"{who} {are} not answered {after}"
 
     def _signs(self) -> dict[int, str]:
