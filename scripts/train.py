@@ -39,6 +39,7 @@ from navrl.monitor.console import TrainingConsole, clock
 from navrl.monitor.flights import RecentFlights
 from navrl.monitor.metrics import code_version
 from navrl.monitor.performance import PerformanceMonitor, peak_memory_mb
+from navrl.native.sharing import SharedCores
 from navrl.ppo.batch import join_frames
 from navrl.ppo.ppo import NotFinite
 from navrl.ranks import ALONE, RankFailed, Ranks, RanksSettings, connect, ended_by_request, remember
@@ -93,6 +94,7 @@ def train(
     with ExitStack() as stack:
         # The learner: networks, optimizer, value normalizer; from scratch, from a file, or (below) as it was saved.
         resume.seed_random_streams(settings.seed)
+        stack.enter_context(SharedCores())
         ppo, disk = make_ppo(settings, None if resumed else settings.start_from, ranks), DiskGuard()
         with ranks.together():
             run = stack.enter_context(RunDirectory(path)) if ranks.first else None

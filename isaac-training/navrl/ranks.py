@@ -301,11 +301,10 @@ class _Group(Ranks):
             names = [f"rank {r} ({self._store.get(f'who/{r}').decode()})" for r in silent or behind]
         except (RuntimeError, IndexError):
             return "" if waited < self.timeout else f"no answer from the other ranks for {waited:.0f} s"
-        who, are = ", ".join(names), "have" if len(names) > 1 else "has"
-        after = (
-            f"for {waited:.0f} s (ranks.timeout={self.timeout:g})" if waited >= self.timeout else "and seems to be gone"
-        )
-        return who and f"{who} {are} not answered {after}"
+        if not names:
+            return ""
+        late = f"has not answered for {waited:.0f} s (ranks.timeout={self.timeout:g})"
+        return f"{', '.join(names)} {late if waited >= self.timeout else 'is gone'}"
 
     def _signs(self) -> dict[int, str]:
         keys = [f"alive/{r}" for r in range(self.size)]
