@@ -109,9 +109,9 @@ class Training(NamedTuple):
         return self.ppo.update(next(self.batches))
 
 
-def make_training(*overrides: str) -> Training:
-    """Environment, learner and batches of cfg/train.yaml, with overrides as on the command line."""
-    settings = read_train(compose_config("train", overrides))
+def make_training(*overrides: str, ranks: Ranks = ALONE) -> Training:
+    """Environment, learner and batches of cfg/train.yaml, with overrides as on the command line; this rank's share."""
+    settings = read_train(compose_config("train", overrides), ranks=ranks)
     torch.manual_seed(settings.seed)
-    ppo, env = make_ppo(settings), make_env(settings.scene, settings.sim, settings.task)
+    ppo, env = make_ppo(settings, ranks=ranks), make_env(settings.scene, share_of(settings.sim, ranks), settings.task)
     return Training(settings, env, ppo, make_batches(env, ppo, settings.collect))
