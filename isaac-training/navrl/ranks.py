@@ -12,6 +12,7 @@ import os
 import socket
 import threading
 import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -19,7 +20,7 @@ from typing import Any, TypeVar
 import torch
 from torch import Tensor
 from torch import distributed as dist
-from torch.distributed import TCPStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
+from torch.distributed import PrefixStore, TCPStore, rendezvous  # pyright: ignore[reportPrivateImportUsage]
 
 from navrl.settings import ConfigError, setting
 
@@ -161,6 +162,29 @@ def _agent() -> TCPStore | None:
 # --- several processes ---------------------------------------------------------------------------------------------
 
 
+def _meeting_place(store: Any, rank: int, size: int, timeout: float) -> str:
+    """A name that all ranks of this start know and those of no other.
+
+    torchrun's store outlives a start, with the addresses of ranks that are dead now. Rank 0 invents a name and calls
+    back everybody who answers to it; the others may find an older name first, but under that nobody calls them.
+    """
+    deadline, mine = time.monotonic() + timeout, str(uuid.uuid4())
+    if rank == 0:
+        store.set("navrl/start", mine)
+        answers = [f"{mine}/{other}" for other in range(1, size)]
+        store.wait(answers, datetime.timedelta(seconds=timeout))
+        store.set(f"{mine}/all", " ".join(store.get(answer).decode() for answer in answers))
+        return mine
+    while time.monotonic() < deadline:
+        if store.check(["navrl/start"]):
+            name = store.get("navrl/start").decode()
+            store.set(f"{name}/{rank}", mine)
+            if store.check([f"{name}/all"]) and mine in store.get(f"{name}/all").decode():
+                return name
+        time.sleep(0.05)
+    raise RuntimeError(f"rank 0 was not there for {timeout:g} s")
+
+
 class _Group(Ranks):
     """Several processes: gloo between CPUs, NCCL between GPUs."""
 
@@ -169,13 +193,25 @@ class _Group(Ranks):
         self.agreed, self._apart = False, False
         where = f"{os.environ['MASTER_ADDR']}:{os.environ['MASTER_PORT']}"
         backend = "cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo"
-        try:
-            limit = datetime.timedelta(seconds=timeout)
-            store, _, _ = next(rendezvous("env://", rank, size, timeout=limit))
-            store.set_timeout(limit)
-            dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
-        except (RuntimeError, ValueError, OSError) as error:
-            line = str(error).strip().partition("\n")[0]
+        limit, met = datetime.timedelta(seconds=timeout), []
+
+        def meet() -> None:
+            try:
+                store, _, _ = next(rendezvous("env://", rank, size, timeout=limit))
+                store.set_timeout(limit)
+                store = PrefixStore(_meeting_place(store, rank, size, timeout), store)
+                dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+                met.append(store)
+            except (RuntimeError, ValueError, OSError) as error:
+                met.append(str(error).strip().partition("\n")[0])
+
+        # In a thread: while the main one waits in C++ for ranks that may never come, no signal would reach it.
+        thread = threading.Thread(target=meet, daemon=True)
+        thread.start()
+        while thread.is_alive():
+            thread.join(0.1)
+        store = line = met[0]
+        if isinstance(line, str):
             fix = f"the {size} ranks cannot meet there ({line}); is the port free, and does every host reach it?"
             raise ConfigError("MASTER_ADDR:MASTER_PORT", where, fix) from None
         self.timeout, self._store, self._meetings = timeout, store, 0
