@@ -63,8 +63,10 @@ def main() -> None:
 
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
+    from optuna.exceptions import StorageInternalError
+    from sqlalchemy.exc import SQLAlchemyError
 
-    from navrl.train.sweep import Worker, locked, open_study, pruner, read_sweep, sweep_file
+    from navrl.train.sweep import Worker, locked, open_study, pruner, read_sweep, shown, sweep_file
 
     logging.getLogger("navrl").setLevel(logging.ERROR)  # the runs say it
     try:
@@ -83,9 +85,15 @@ def main() -> None:
     except (HydraException, OmegaConfBaseException) as error:
         fail(explain_config(error))
     share = max(1, len(os.sched_getaffinity(0)) // given.workers)
-    code = Worker(sweep, study, given.trials, given.workers, [f"threads={share}"] if given.workers > 1 else []).work()
-    with locked(folder):  # other workers draw the same pictures
-        report(sweep, study, folder, storage)
+    worker = Worker(sweep, study, given.trials, given.workers, [f"threads={share}"] if given.workers > 1 else [])
+    try:
+        code = worker.work()
+        with locked(folder):  # other workers draw the same pictures
+            report(sweep, study, folder, storage)
+    except (StorageInternalError, SQLAlchemyError) as error:  # runs end with their worker, and save
+        fail(
+            f"storage={shown(storage)}: {str(error).partition(chr(10))[0]}; once it is back the same command continues"
+        )
     if code == 1:
         print(
             "error: several trials in a row failed, see above; fix it and start the same command again", file=sys.stderr

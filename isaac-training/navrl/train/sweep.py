@@ -208,7 +208,9 @@ def open_study(sweep: Sweep, storage: str, pruner: optuna.pruners.BasePruner) ->
     except ConfigError:
         raise
     except Exception as error:  # of the disk, the database, its driver, or of a file that is no journal
-        reason = getattr(error, "strerror", None) or str(error) or type(error).__name__
+        reason = getattr(error, "strerror", None) or str(error).partition("\n")[0] or type(error).__name__
+        if isinstance(error, ValueError | LookupError | TypeError) and "://" not in storage:
+            reason = "it is no journal of Optuna"
         raise ConfigError("storage", shown(storage), f"cannot be used: {one_line(reason, 300)}") from None
     for part, value in wanted.items():
         if not isinstance(found, dict) or found.get(part) != value:
