@@ -178,7 +178,7 @@ def draw_importance(path: Path, weights: dict[str, float]) -> None:
     figure, axis = plt.subplots(figsize=(9, 1.5 + 0.5 * len(weights)))
     names = [key.replace(",", "\n") for key in weights][::-1]
     axis.barh(names, [100 * weight for weight in weights.values()][::-1], color="#2a9d4a")
-    axis.set(title="how much of the differences in success each parameter explains, %")
+    axis.set(title="importance of each parameter for being among the best trials, %")
     axis.grid(alpha=0.3, axis="x")
     figure.tight_layout()
     write_figure(figure, path)

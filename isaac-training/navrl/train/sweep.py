@@ -287,7 +287,7 @@ def learning_curve(trial: FrozenTrial) -> tuple[list[float], list[float]]:
 
 
 def importance(study: optuna.Study) -> dict[str, float]:
-    """The share of the differences in score that each parameter explains; empty if there are too few to say."""
+    """How much each parameter matters for being among the best trials; empty if there are too few to say."""
     scores = {trial.value for trial in study.get_trials(deepcopy=False, states=(TrialState.COMPLETE,))}
     if len(scores) < 2:
         return {}
@@ -470,17 +470,17 @@ class Worker:
         """Returns the exit code: 0, 1 if too many trials failed, or that of the signal that stopped it."""
         with StopRequest() as stop:
             while True:
-                giving_up = self.failures >= FAILURES
                 for slot, running in enumerate(self.slots):
                     if running and (state := running.poll()):
                         self._end(running, state)
                         self.slots[slot] = running = None
-                    if running and (stop or giving_up):
+                    ending = stop or self.failures >= FAILURES
+                    if running and ending:
                         running.stop()
-                    if running is None and not stop and not giving_up:
+                    if not running and not ending:
                         self.slots[slot] = self._next(slot)
                 if not any(self.slots):
-                    if stop or giving_up:
+                    if stop or self.failures >= FAILURES:
                         return stop.exit_code or 1
                     if self.finished() >= self.wanted:
                         return 0
