@@ -135,15 +135,27 @@ def report(sweep: Sweep, study: optuna.Study, folder: Path, storage: str) -> Non
 def results(sweep: Sweep, trials: list[optuna.trial.FrozenTrial]) -> Table:
     """One row per trial: those that are complete first, the best on top."""
     order = ["COMPLETE", "PRUNED", "RUNNING", "WAITING", "FAIL"]
-    table = Table(caption="success: mean over scenarios and seeds at the end, or when pruned", box=box.SIMPLE_HEAD)
-    for heading in ("trial", "state", "success %", *sweep.search):
-        table.add_column(heading.replace(",", "\n"), justify="left" if heading == "state" else "right")
+    rows = []
     for trial in sorted(trials, key=lambda t: (order.index(t.state.name), -(t.value or 0.0), t.number)):
         score = "–" if trial.value is None else f"{100 * trial.value:.1f}"
         values = [trial.params.get(key, "–") for key in sweep.search]
-        cells = [f"{value:.4g}" if isinstance(value, float) else str(value) for value in values]
-        table.add_row(str(trial.number), trial.state.name.lower(), score, *cells)
+        cells = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in values]
+        rows.append([str(trial.number), trial.state.name.lower(), score, *cells])
+    caption = "success: mean over scenarios and seeds at the end, or when pruned"
+    table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0), pad_edge=False)
+    for column, heading in enumerate(["trial", "state", "success %", *headings([*sweep.search])]):
+        widest = max((len(row[column]) for row in rows), default=1)  # a narrow terminal cuts headings, not values
+        table.add_column(heading, justify="left" if heading == "state" else "right", min_width=widest)
+    for row in rows:
+        table.add_row(*row)
     return table
+
+
+def headings(keys: list[str]) -> list[str]:
+    """Short names of train keys, which fit a terminal: the last word of each, the whole key where two share that."""
+    short = [" ".join(dict.fromkeys(part.split(".")[-1] for part in key.split(","))) for key in keys]
+    names = [name if short.count(name) == 1 else key for name, key in zip(short, keys, strict=True)]
+    return [name.replace("_", " ").replace(".", " ") for name in names]  # breaks lines there
 
 
 def draw_curves(path: Path, sweep: Sweep, trials: list[optuna.trial.FrozenTrial]) -> None:

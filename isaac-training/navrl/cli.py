@@ -137,7 +137,10 @@ def hydra_command(name: str, about: str | None) -> Callable[[Callable], Callable
                 _show_help(about or "", name, CONFIG)
                 return
             sweep = {"-m", "--multirun"} & set(sys.argv[1:])
-            sys.argv[1:] = sys.argv[1:] if sweep else [quoted(argument) for argument in sys.argv[1:]]
+            if sweep:  # first: Hydra does not understand it between settings
+                sys.argv[1:] = ["-m", *(a for a in sys.argv[1:] if a not in sweep)]
+            else:
+                sys.argv[1:] = [quoted(argument) for argument in sys.argv[1:]]
             if name == "train":
                 sys.argv[1:] = map(whole_key, sys.argv[1:])
             if os.environ.get("RANK", "0") != "0":  # rank 0 has the run directory; Hydra would make one for each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import shlex
 import signal
@@ -41,6 +42,13 @@ from navrl.train.sweep import (
 SPACE = "search:\n  algo.gamma: {low: 0.9, high: 0.99}\n  algo.actor.clip_ratio: [0.1, 0.2]\n"
 RUN = [*SMALL, "max_frame_num=15360", "eval_interval=10", "device=cpu"]
 SHARED = {"GOMP_SPINCOUNT": "1000", "OMP_NUM_THREADS": "1"}  # two runs at once on few cores
+
+
+@pytest.fixture(autouse=True)
+def _talkative():
+    """The command silences our logger; the next test may want to hear it."""
+    yield
+    logging.getLogger("navrl").setLevel(logging.NOTSET)
 
 
 def write_space(folder: Path, text: str = SPACE) -> str:
@@ -124,12 +132,12 @@ def test_a_study_is_continued_with_the_same_search_only(tmp_path) -> None:
     storage = str(tmp_path / "study.journal")
     open_study(make_sweep(tmp_path, SPACE, "device=cpu"), storage, pruner(True, 5, 0))
     open_study(make_sweep(tmp_path, SPACE, "device=cuda"), storage, pruner(True, 5, 0))  # on another machine
-    for text, words, seeds, part in (
-        (SPACE.replace("0.99", "0.98"), [], 1, "search"),
-        (SPACE, ["encoder=navrl"], 1, "overrides"),
-        (SPACE, [], 2, "seeds"),
+    for text, words, seeds, says in (
+        (SPACE.replace("0.99", "0.98"), [], 1, "search: algo.gamma: 0.9 to 0.99 there, algo.gamma: 0.9 to 0.98 now"),
+        (SPACE, ["encoder=navrl"], 1, "overrides: nothing there, encoder=navrl now"),
+        (SPACE, [], 2, "seeds: 1 there, 2 now"),
     ):
-        with pytest.raises(ConfigError, match=f"holds a study space with other {part}: "):
+        with pytest.raises(ConfigError, match=f"holds a study space with other {says}"):
             open_study(make_sweep(tmp_path, text, *words, seeds=seeds), storage, pruner(True, 5, 0))
     assert shown("postgresql://user:secret@host/db") == "postgresql://user:***@host/db"
 

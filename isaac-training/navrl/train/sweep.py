@@ -90,7 +90,7 @@ class Sweep:
         """What must be the same for every worker of a study: otherwise its scores cannot be compared."""
         words = [word for word in self.overrides if word.partition("=")[0] not in MACHINE]
         search = {key: json.loads(distribution_to_json(domain)) for key, domain in self.search.items()}
-        return {"search": search, "overrides": words, "seeds": self.seeds}
+        return {"search": search, "overrides": sorted(words), "seeds": self.seeds}
 
     def directory(self, number: int) -> Path:
         return self.folder / f"trial-{number:04d}"
@@ -118,14 +118,9 @@ def read_sweep(file: Path, overrides: Sequence[str], seeds: int, folder: Path) -
         raise ConfigError("name", file, "search: must be a section with at least one key of cfg/train.yaml")
     if not isinstance(own, list) or not all(isinstance(word, str) and "=" in word for word in own):
         raise ConfigError("name", file, "overrides: must be a list of key=value")
-    sweep = Sweep(
-        file.stem,
-        {str(key): _domain(str(key), value) for key, value in search.items()},
-        (*own, *overrides),
-        seeds,
-        folder,
-    )
-    given = {word.partition("=")[0].lstrip("+~"): word for word in (*own, *overrides)}
+    given = {word.partition("=")[0].lstrip("+~"): word for word in (*own, *overrides)}  # the last of a key counts
+    domains = {str(key): _domain(str(key), value) for key, value in search.items()}
+    sweep = Sweep(file.stem, domains, tuple(given.values()), seeds, folder)
     searched = [part for key in search for part in split(str(key))]
     for key, word in given.items():
         if key in OURS or key.startswith("hydra."):
@@ -212,12 +207,29 @@ def open_study(sweep: Sweep, storage: str, pruner: optuna.pruners.BasePruner) ->
         if isinstance(error, ValueError | LookupError | TypeError) and "://" not in storage:
             reason = "it is no journal of Optuna"
         raise ConfigError("storage", shown(storage), f"cannot be used: {one_line(reason, 300)}") from None
-    for part, value in wanted.items():
-        if not isinstance(found, dict) or found.get(part) != value:
-            before = one_line(json.dumps(found.get(part)) if isinstance(found, dict) else "another program", 300)
-            fix = f"holds a study {sweep.name} with other {part}: {before}; give another storage= and folder="
+    if not isinstance(found, dict):
+        raise ConfigError("storage", shown(storage), f"holds a study {sweep.name} of another program; choose another")
+    for part, now in wanted.items():
+        if (before := found.get(part)) != now:
+            differ = f"{_without(before, now)} there, {_without(now, before)} now"
+            fix = f"holds a study {sweep.name} with other {part}: {differ}; give another folder="
             raise ConfigError("storage", shown(storage), fix)
     return study
+
+
+def _without(some: Any, others: Any) -> str:
+    """What `some` has and `others` has not, for people."""
+    sets = [
+        {f"{key}: {_range(value)}" for key, value in each.items()} if isinstance(each, dict)
+        else set(each) if isinstance(each, list) else {str(each)}
+        for each in (some, others)
+    ]  # fmt: skip
+    return one_line(", ".join(sorted(sets[0] - sets[1])) or "nothing", 300)
+
+
+def _range(domain: dict) -> str:
+    values = domain["attributes"]
+    return str(list(values["choices"])) if "choices" in values else f"{values['low']} to {values['high']}"
 
 
 def _storage(storage: str) -> optuna.storages.BaseStorage:
