@@ -116,7 +116,10 @@ def report(sweep: Sweep, study: optuna.Study, folder: Path, storage: str) -> Non
     from navrl.train.sweep import importance, override, shown
 
     trials = study.get_trials(deepcopy=False)
-    Console().print(results(sweep, trials))
+    console = Console()
+    if not console.is_terminal:  # a log file has no edge to cut columns at
+        console = Console(width=160)
+    console.print(results(sweep, trials))
     draw_curves(folder / "curves.png", sweep, trials)
     print(f"learning curves: {folder / 'curves.png'}")
     if weights := importance(study):
@@ -142,7 +145,7 @@ def results(sweep: Sweep, trials: list[optuna.trial.FrozenTrial]) -> Table:
         cells = [f"{value:.3g}" if isinstance(value, float) else str(value) for value in values]
         rows.append([str(trial.number), trial.state.name.lower(), score, *cells])
     caption = "success: mean over scenarios and seeds at the end, or when pruned"
-    table = Table(caption=caption, box=box.SIMPLE_HEAD, padding=0, pad_edge=False)
+    table = Table(caption=caption, box=box.SIMPLE_HEAD, pad_edge=False)
     for column, heading in enumerate(["trial", "state", "success %", *headings([*sweep.search])]):
         widest = max((len(row[column]) for row in rows), default=1)  # a narrow terminal cuts headings, not values
         table.add_column(heading, justify="left" if heading == "state" else "right", min_width=widest)
