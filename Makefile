@@ -74,6 +74,9 @@ export: $(TOOLS)  ## write ONNX and TorchScript: make export ARGS='checkpoint=po
 report: $(READY)  ## compare runs: make report ARGS='runs/<date>/<time> runs/<date>/<time> output=report.png'
 	$(BIN)/navrl report $(ARGS)
 
+sweep: $(TOOLS)  ## search for better settings: make sweep ARGS='learning trials=12'; again continues, also elsewhere
+	$(BIN)/navrl sweep $(ARGS)
+
 bench: $(TOOLS)  ## measure simulator, learner, saving and collecting on this machine (some minutes)
 	$(BIN)/python scripts/bench/env.py
 	$(BIN)/python scripts/bench/update.py
@@ -132,5 +135,5 @@ docker-train:  ## train in the container: make docker-train ARGS='env.num_envs=4
 clean:  ## remove .venv and caches, keep runs/
 	rm -rf $(VENV) $(VENV)-3.* .pytest_cache .ruff_cache build *.egg-info isaac-training/*.egg-info
 
-.PHONY: help setup train play-policy export report test test-pythons eval bench clean setup-isaac build-isaac isaac-python train-isaac eval-isaac parity \
+.PHONY: help setup train play-policy export report sweep test test-pythons eval bench clean setup-isaac build-isaac isaac-python train-isaac eval-isaac parity \
 	bench-engines test-isaac clean-isaac docker-build docker-train

@@ -29,6 +29,7 @@ COMMANDS = {
     "report": "compare runs: a table and their learning curves",
     "rollouts": "list and draw the rollouts a run has stored",
     "replay": "repeat an update that met NaN or infinity",
+    "sweep": "search for better settings with many runs, on any number of machines",
     "parity": "fly the same on Warp and on Isaac Lab, and compare",
 }
 # What a disk, a directory or their permissions can be blamed for. Anything else is an error of ours: a traceback.
@@ -136,9 +137,12 @@ def hydra_command(name: str, about: str | None) -> Callable[[Callable], Callable
                 _show_help(about or "", name, CONFIG)
                 return
             sweep = {"-m", "--multirun"} & set(sys.argv[1:])
-            arguments = sys.argv[1:] if sweep else [_quoted(argument) for argument in sys.argv[1:]]
-            short = re.compile(r"^checkpoint=")  # for checkpoint.file, in train.yaml
-            sys.argv[1:] = [short.sub("checkpoint.file=", a) if name == "train" else a for a in arguments]
+            if sweep:  # first: Hydra does not understand it between settings
+                sys.argv[1:] = ["-m", *(a for a in sys.argv[1:] if a not in sweep)]
+            else:
+                sys.argv[1:] = [quoted(argument) for argument in sys.argv[1:]]
+            if name == "train":
+                sys.argv[1:] = map(whole_key, sys.argv[1:])
             if os.environ.get("RANK", "0") != "0":  # rank 0 has the run directory; Hydra would make one for each
                 sys.argv[1:] = [a for a in sys.argv[1:] if not a.startswith("hydra.run.dir=")] + ["hydra.run.dir=."]
             if "RANK" in os.environ and sweep:
@@ -152,7 +156,12 @@ def hydra_command(name: str, about: str | None) -> Callable[[Callable], Callable
     return decorate
 
 
-def _quoted(argument: str) -> str:
+def whole_key(argument: str) -> str:
+    """`checkpoint=` is short for `checkpoint.file=` of train.yaml."""
+    return re.sub(r"^checkpoint=", "checkpoint.file=", argument)
+
+
+def quoted(argument: str) -> str:
     """A path as Hydra reads it: its grammar has uses of its own for spaces, commas, brackets and the like."""
     key, _, path = argument.partition("=")
     plain = re.fullmatch(r"[\w./+%@*?|-]*", path, re.ASCII) or path[:1] in ("'", '"') or "${" in path
@@ -195,11 +204,7 @@ def _run_hydra(function: Callable, name: str, config: str) -> None:
     try:
         hydra.main(config_path=config, config_name=name, version_base=None)(functools.wraps(function)(guarded))()
     except (HydraException, OmegaConfBaseException) as error:  # an unknown key, a value that cannot be parsed, ...
-        line = str(error).strip().partition("\n")[0].rstrip(".")
-        key = getattr(error, "full_key", None)
-        line = f"{key}: {line}" if key and key not in line else line
-        hint = "; --help lists every key" if "Could not override" in line else ""
-        fail(line + (hint or "; settings are given as key=value" if "parsing override" in line else hint))
+        fail(explain_config(error))
     except OSError:
         raise
     except Exception as error:
@@ -209,6 +214,15 @@ def _run_hydra(function: Callable, name: str, config: str) -> None:
     finally:
         if isaac := sys.modules.get("navrl.sim.isaac_engine"):  # Isaac Sim ends the process, so it is closed last
             isaac.leave_runtime(*sys.exc_info())
+
+
+def explain_config(error: Exception) -> str:
+    """What Hydra or OmegaConf refuses, in one line."""
+    line = str(error).strip().partition("\n")[0].rstrip(".")
+    key = getattr(error, "full_key", None)
+    line = f"{key}: {line}" if key and key not in line else line
+    hint = "; --help lists every key" if "Could not override" in line else ""
+    return line + (hint or "; settings are given as key=value" if "parsing override" in line else hint)
 
 
 def _show_help(about: str, name: str, folder: Path) -> None:

@@ -61,6 +61,15 @@ def test_a_run_leaves_everything(trained) -> None:
     assert known["about"]["frames"] == 5120 and known["about"]["decimation"] == 4 and known["about"]["scores"]
 
 
+def test_several_seeds_with_hydras_multirun_have_a_directory_each(tmp_path) -> None:
+    done = run("-m", "seed=0,1", "max_frame_num=512", "logger=none", cwd=tmp_path)
+    assert done.returncode == 0, done.stderr
+    runs = sorted(tmp_path.glob("multirun/*/*/*/policy.pt"))
+    assert [path.parent.name for path in runs] == ["0", "1"] and not (tmp_path / "runs").exists()
+    first, second = (load_policy(path)[0].state_dict() for path in runs)
+    assert any(not torch.equal(value, second[name]) for name, value in first.items())
+
+
 def test_the_same_seed_gives_the_same_policy(trained, tmp_path) -> None:
     run_dir, _ = trained
     done = run("max_frame_num=5120", "logger=tensorboard", "sim.threads=1", "return_same_td=false", cwd=tmp_path)

@@ -165,14 +165,11 @@ class _PlainLoader(yaml.SafeLoader):
 
 
 def read_train(cfg: DictConfig, overrides: Sequence[str] = (), ranks: Ranks = ALONE) -> TrainSettings:
-    """Settings of a training run, checked. Says what device, memory and physics it will use."""
-    config = plain(cfg)
-    check_keys(config, TrainSettings, "resume")
-    sim = read_sim(config)
-    settings = read(TrainSettings, config, sim=sim, config=config, overrides=tuple(overrides))
-    check_train(settings)
+    """Settings of a training run, checked for this machine. Says what device, memory and physics it will use."""
+    settings = parse_train(cfg, overrides)
     check_ranks(settings, ranks)
     if ranks.size > 1 and torch.cuda.is_available():  # one GPU each
+        sim = settings.sim
         sim = replace(sim, device=_gpu(sim.device, ranks.local))
         settings = replace(settings, sim=sim, learner=_gpu(settings.learner, ranks.local))
     if settings.learner_device.startswith("cuda"):
@@ -180,6 +177,15 @@ def read_train(cfg: DictConfig, overrides: Sequence[str] = (), ranks: Ranks = AL
     if settings.threads or ranks.local_size > 1:
         torch.set_num_threads(settings.threads or max(1, len(os.sched_getaffinity(0)) // ranks.local_size))
     check_memory(settings, ranks)
+    return settings
+
+
+def parse_train(cfg: DictConfig, overrides: Sequence[str] = ()) -> TrainSettings:
+    """Settings of a training run, checked. Touches no GPU and no threads: the run may be another process's."""
+    config = plain(cfg)
+    check_keys(config, TrainSettings, "resume")
+    settings = read(TrainSettings, config, sim=read_sim(config), config=config, overrides=tuple(overrides))
+    check_train(settings)
     return settings
 
 
