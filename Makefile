@@ -7,6 +7,9 @@ TOOLS  := $(VENV)/.tools
 # This release is what everything was measured with; pyproject.toml allows a range around it.
 TORCH  ?= torch==2.13.0
 ARGS   ?=
+# Processes that share one training, each with its part of the drones (docs/scaling.md).
+RANKS  ?= 1
+TORCHRUN = $(if $(filter-out 1,$(RANKS)),torchrun --standalone --nproc-per-node $(RANKS) --max-restarts 3)
 # The Pythons that make test-pythons tries, by the names that pyenv and distributions give them.
 PYTHONS ?= 3.11 3.12 3.13
 
@@ -25,8 +28,8 @@ help:  ## show this list
 	@echo
 	@echo "  ARGS passes overrides on:  make eval ARGS='policy=hover eval.episodes=64'"
 
-train: $(READY)  ## train a policy on this machine; Ctrl-C stops, saves and shows what was learned
-	$(BIN)/navrl train headless=True env.num_envs=1024 $(ARGS)
+train: $(READY)  ## train a policy on this machine; Ctrl-C stops, saves and shows what was learned; RANKS=2 in two processes
+	$(BIN)/navrl $(TORCHRUN) train headless=True env.num_envs=1024 $(ARGS)
 
 play-policy: $(READY)  ## fly the policy that comes with the repository over unseen maps, and draw its flights
 	$(BIN)/navrl eval policy=default eval.scenarios=[crossing-350-80,borders-350-80] eval.episodes=512 $(ARGS)

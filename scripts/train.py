@@ -74,6 +74,10 @@ def main(cfg: DictConfig) -> None:
             if resumed:
                 resume.check_resumed(resumed, settings)
             path = resume.directory(resumed) if ranks.first else Path()
+        if resumed and resume.finished(resumed, settings):
+            if ranks.first:
+                print(f"{path} is finished: {resumed.state['frames'] / 1e6:.1f} M frames")
+            return
         if code := train(settings, path, resumed, make_env, ranks):
             sys.exit(code)
 

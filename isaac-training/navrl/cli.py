@@ -31,6 +31,7 @@ COMMANDS = {
     "replay": "repeat an update that met NaN or infinity",
     "sweep": "search for better settings with many runs, on any number of machines",
     "parity": "fly the same on Warp and on Isaac Lab, and compare",
+    "tune": "measure this machine and write a hardware preset for it",
 }
 # What a disk, a directory or their permissions can be blamed for. Anything else is an error of ours: a traceback.
 DISK_TROUBLE = {
@@ -48,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> None:
     import navrl
 
     name, *rest = [*(sys.argv[1:] if arguments is None else arguments)] or ["--help"]
+    if name == "torchrun":
+        _torchrun(rest)
     if name in COMMANDS:
         sys.argv = [f"navrl {name}", *rest]
         importlib.import_module(f"navrl.scripts.{name}").main()
@@ -56,11 +59,35 @@ def main(arguments: Sequence[str] | None = None) -> None:
         print(f"navrl {navrl.__version__}")
     else:
         lines = [f"  navrl {command:10} {about}" for command, about in COMMANDS.items()]
+        lines.append("  navrl torchrun   any of them in several processes: navrl torchrun --nproc-per-node 2 train …")
         text = "\n".join(["Train drones to fly safely among static and moving obstacles.", "", *lines, ""])
         print(text + "\nnavrl <command> --help shows every key; settings are given as key=value.")
         if name not in ("--help", "-h", "help"):
             fail(f"{name}: no such command; choose one of {', '.join(COMMANDS)}")
     _end()
+
+
+def _torchrun(arguments: list[str]) -> NoReturn:
+    """`navrl torchrun <torchrun's options> train key=value …`: what went wrong is said once, by one rank."""
+    import logging
+
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.run import main as torchrun
+
+    place = next((k for k, word in enumerate(arguments) if word in COMMANDS), None)
+    if place is None:
+        fail("torchrun: name the command to run, as in: navrl torchrun --nproc-per-node 2 train env.num_envs=1024")
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # or torchrun warns; ranks set their threads themselves
+    logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
+    try:
+        torchrun([*arguments[:place], "-m", "navrl", *arguments[place:]])
+    except ChildFailedError as error:
+        code = error.get_first_failure()[1].exitcode
+        sys.exit(code if code > 0 else 128 - code)
+    except SignalException as error:
+        sys.exit(128 + error.sigval)
+    sys.exit(0)
 
 
 def begin() -> None:
@@ -142,12 +169,17 @@ def hydra_command(name: str, about: str | None) -> Callable[[Callable], Callable
             else:
                 sys.argv[1:] = [quoted(argument) for argument in sys.argv[1:]]
             if name == "train":
-                sys.argv[1:] = map(whole_key, sys.argv[1:])
+                from navrl.train.hardware import with_hardware
+
+                try:
+                    sys.argv[1:] = with_hardware([whole_key(argument) for argument in sys.argv[1:]])
+                except ConfigError as error:
+                    fail(str(error))
             if os.environ.get("RANK", "0") != "0":  # rank 0 has the run directory; Hydra would make one for each
                 sys.argv[1:] = [a for a in sys.argv[1:] if not a.startswith("hydra.run.dir=")] + ["hydra.run.dir=."]
             if "RANK" in os.environ and sweep:
                 fail(
-                    "-m: starts several runs, one after the other, but these are ranks of one; leave out torchrun or -m"
+                    "-m: starts several runs one after the other, but these are ranks of one; leave out torchrun or -m"
                 )
             _run_hydra(function, name, str(CONFIG))
 
@@ -230,8 +262,9 @@ def _show_help(about: str, name: str, folder: Path) -> None:
     for file in (folder / f"{name}.yaml", folder / "base.yaml", *sorted(folder.glob("sim/*.yaml"))):
         print(f"\n{RULE}\ncfg/{file.relative_to(folder)}\n")
         print(file.read_text("utf-8").partition("\nhydra:")[0].strip())
-    presets = ", ".join(file.stem for file in sorted(folder.glob("reward/*.yaml")))
-    print(f"\n{RULE}\nreward=<preset> chooses one of: {presets}")
+    for group in ("reward", *(["hardware"] if name == "train" else [])):
+        presets = ", ".join(file.stem for file in sorted(folder.glob(f"{group}/*.yaml")))
+        print(f"\n{RULE}\n{group}=<preset> chooses one of: {presets}")
 
 
 # --- scripts with a handful of keys (export, report, benchmarks, ...) -------------------------------------------------

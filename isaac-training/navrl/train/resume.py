@@ -38,6 +38,7 @@ from navrl.ppo.ppo import check_learner_state
 from navrl.ranks import ALONE, Ranks, remembered, restarted
 from navrl.settings import ConfigError, one_line, read, setting
 from navrl.train.directory import fresh_directory, remove_fresh_directory, shortest
+from navrl.train.hardware import KEYS as PRESET
 from navrl.train.settings import CONFIG, WANDB_WORD, TrainSettings, flat, plain, stored_config
 
 log = logging.getLogger("navrl")
@@ -83,14 +84,16 @@ class Resumed:
     run: Path  # the directory it continues in
     history: Path  # the directory it comes from
     same_world: bool  # the drones can continue their flights
+    auto: bool = False  # nobody asked for it by name: a scheduler or torchrun started the run again
 
 
 def find(cfg: DictConfig, ranks: Ranks = ALONE) -> Resumed | None:
     """The run that `resume` names; None if it names nothing. Logs what differs from the run as it was."""
     wanted = read(ResumeSettings, plain(cfg)).resume
+    auto = wanted == "auto"
     if restarted() and (before := remembered()) and states_of(Path(before)):
-        wanted = before
-    elif wanted == "auto":
+        wanted, auto = before, True
+    elif auto:
         path = Path(HydraConfig.get().runtime.output_dir)
         wanted = str(shortest(path)) if states_of(path) else None
     if wanted is None:
@@ -113,14 +116,14 @@ def find(cfg: DictConfig, ranks: Ranks = ALONE) -> Resumed | None:
         stored = stored_config(state["config"])
     except Unfit as error:
         raise ConfigError("resume", wanted, f"is no training state of this program: {error}") from None
-    new = _settings_of(state["overrides"], stored, wanted)
+    new = _settings_of(state["overrides"], stored, wanted, auto)
     changed = _differences(stored, new)
     same_world = not any(key in WORLD for key in changed)
     _report(file, state, changed, same_world, new.sim.engine, ranks)
     # A state that is not the last of its run starts a branch: what came after it stays untouched.
     last = path.is_dir() or [p.resolve() for p in states_of(run)[:1]] == [file.resolve()]
     run = shortest(run)
-    return Resumed(new, state, run if last else fresh_directory(), run, same_world)
+    return Resumed(new, state, run if last else fresh_directory(), run, same_world, auto)
 
 
 def check_resumed(resumed: Resumed, settings: TrainSettings) -> None:
@@ -132,10 +135,15 @@ def check_resumed(resumed: Resumed, settings: TrainSettings) -> None:
             raise ConfigError("resume", resumed.history, fix)
     with as_one_line(resumed.history):
         check_learner_state(resumed.state["ppo"], settings.network)
-    finished = resumed.state["frames"] + settings.frames_per_batch > settings.max_frames
-    if finished and resumed.state["scored"].get("frames") == resumed.state["frames"]:  # evaluated, too
+    if finished(resumed, settings) and not resumed.auto:
         fix = f"{resumed.run} has reached it; raise it to continue"
         raise ConfigError("max_frame_num", settings.max_frames, fix)
+
+
+def finished(resumed: Resumed, settings: TrainSettings) -> bool:
+    """Whether the run has nothing left to do: all is learned, and evaluated too."""
+    done = resumed.state["frames"] + settings.frames_per_batch > settings.max_frames
+    return done and resumed.state["scored"].get("frames") == resumed.state["frames"]
 
 
 @contextlib.contextmanager
@@ -176,14 +184,15 @@ def _key(override: str) -> str:
 # --- settings from a file are data: nothing in them is resolved, looked up or run ------------------------------------
 
 
-def _settings_of(overrides: list[str], stored: dict, wanted: str) -> DictConfig:
+def _settings_of(overrides: list[str], stored: dict, wanted: str, auto: bool) -> DictConfig:
     """The settings of a run with these overrides, and then of what was typed now.
 
     The run's overrides say which settings were its own choice; their values are those of its stored settings.
     """
     typed = [text for text in _typed() if _key(text) != "resume"]
-    now = {_key(text) for text in typed}
+    now = {_key(text) for text in typed} - ({"hardware"} if auto else set())  # it may run on another machine now
     chosen = [_key(text) for text in overrides if _key(text) not in now]
+    chosen += [] if "hardware" in now else list(PRESET)
     groups = [text for text in overrides if (key := _key(text)) in GROUPS and key in chosen]
     for text in groups:
         key, _, name = text.lstrip("+").partition("=")
