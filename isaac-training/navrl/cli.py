@@ -178,9 +178,7 @@ def hydra_command(name: str, about: str | None) -> Callable[[Callable], Callable
             if os.environ.get("RANK", "0") != "0":  # rank 0 has the run directory; Hydra would make one for each
                 sys.argv[1:] = [a for a in sys.argv[1:] if not a.startswith("hydra.run.dir=")] + ["hydra.run.dir=."]
             if "RANK" in os.environ and sweep:
-                fail(
-                    "-m: starts several runs one after the other, but these are ranks of one; leave out torchrun or -m"
-                )
+                fail("-m: starts several runs in turn, but these are ranks of one; leave out torchrun or -m")
             _run_hydra(function, name, str(CONFIG))
 
         return command(run)
