@@ -12,7 +12,6 @@ last line is JSON.
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -166,12 +165,13 @@ def storm_of_ranks(folder: Path, ranks: int, kills: int, seed: int) -> dict[str,
         count["kills"] += 1
         count["kills_while_starting"] += starting
         for path in states_of(run):
-            with contextlib.suppress(FileNotFoundError):  # the other rank was still tidying up
-                count["files_read"] += 1
-                try:
-                    load_checkpoint(path)
-                except BadCheckpoint as error:
-                    count["torn"] += "No such file" not in str(error)
+            count["files_read"] += 1
+            try:
+                load_checkpoint(path)
+            except BadCheckpoint as error:
+                if path.exists():  # else rank 0, which may still live, has just removed it for newer ones
+                    count["torn"] += 1
+                    print(f"torn: {error}")
         if starting:  # the next one as soon as the ranks are there again
             wait_for(lambda gone=victim: len(p := torchrun.ranks()) == ranks and gone not in p, torchrun)
             time.sleep(rng.uniform(0.0, 4.0))
