@@ -113,9 +113,9 @@ def connect(settings: RanksSettings) -> Ranks:
         rank, size, local = (int(os.environ[name]) for name in VARIABLES[:3])
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
     except ValueError:
-        given = ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES[:3])
+        words = ", ".join(f"{name}={os.environ[name]}" for name in VARIABLES[:3])
         raise ConfigError(
-            "RANK", os.environ["RANK"], f"must be a whole number, as torchrun sets it ({given})"
+            "RANK", os.environ["RANK"], f"must be a whole number, like all that torchrun sets: {words}"
         ) from None
     if not 0 <= rank < size:
         raise ConfigError("RANK", rank, f"must be below WORLD_SIZE={size}; start the ranks with torchrun")
@@ -123,11 +123,6 @@ def connect(settings: RanksSettings) -> Ranks:
 
 
 # --- what torchrun remembers from one start of a run to the next ---------------------------------------------------
-
-
-def restarted() -> bool:
-    """Whether torchrun has started this run before."""
-    return os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") != "0"
 
 
 def ended_by_request(code: int) -> int:
@@ -142,7 +137,7 @@ def remember(value: str) -> None:
 
 
 def remembered() -> str | None:
-    """What an earlier start of this run has left."""
+    """What an earlier start of this run has left; None if this is the first (torchrun's own count is not reliable)."""
     store = _agent()
     return store.get(_note()).decode() if store and store.check([_note()]) else None
 

@@ -20,9 +20,10 @@ from pathlib import Path
 import pytest
 from commands import ROOT, SMALL, run, small_disk, start, start_and_wait
 
-from navrl.checkpoint.retention import newest_state, states_of
+from navrl.checkpoint.retention import iteration_of, newest_state, states_of
 from navrl.collect.rollouts import RolloutStorage
 from navrl.io.output import OUTPUT_LOST
+from navrl.monitor.metrics import read_rows
 
 TRAIN = [sys.executable, str(ROOT / "scripts/train.py"), *SMALL, "logger=none"]
 QUICK = ["max_frame_num=2560", "perf.interval=1"]
@@ -284,3 +285,33 @@ def test_changed_files_load_or_cost_one_line(tmp_path) -> None:
     assert count["cases"] == 200 and count["tracebacks"] == 0, done.stdout
     for kind in ("state", "config", "policy", "replay"):
         assert count["kinds"][kind]["loaded"] and count["kinds"][kind]["refused"], "some changes matter, some do not"
+
+
+# --- a clock that jumps -------------------------------------------------------------------------------------------
+
+
+def test_a_clock_that_jumps(tmp_path) -> None:
+    """A month back, then years ahead, as when a battery is empty and the network comes later: nothing depends on it."""
+    libraries = [*Path("/usr/lib").glob("*/faketime/libfaketimeMT.so.1")]
+    if not libraries:
+        pytest.skip("needs libfaketime: apt install faketime")
+    clock = tmp_path / "clock"
+    clock.write_text("+0")
+    fake = {"LD_PRELOAD": str(libraries[0]), "FAKETIME_TIMESTAMP_FILE": str(clock), "FAKETIME_NO_CACHE": "1"}
+    fake |= {"FAKETIME_DONT_FAKE_MONOTONIC": "1", "DONT_FAKE_MONOTONIC": "1"}  # that one never jumps
+    given = "logger=tensorboard", "save_interval=5", "save_minutes=1", "max_frame_num=40960", "eval_interval=20"
+    process = start(*given, "hydra.run.dir=run", cwd=tmp_path, small=True, **fake)
+    for iteration, offset in ((5, "-30d"), (20, "+2000d"), (40, "-1d")):
+        deadline = time.monotonic() + 120
+        while not (saved := states_of(tmp_path / "run")) or iteration_of(saved[0]) < iteration:
+            assert process.poll() is None and time.monotonic() < deadline, process.communicate()
+            time.sleep(0.01)
+        clock.write_text(offset)
+    out, err = process.communicate(timeout=120)
+    assert process.returncode == 0 and not err, err
+    assert "done after" in out and newest_state(tmp_path / "run")[1]["iteration"] == 80
+    rows = [row for row in read_rows(tmp_path / "run/metrics.csv") if "charts/minutes" in row]
+    minutes = [row["charts/minutes"] for row in rows]
+    assert len(rows) == 80 and minutes == sorted(minutes) and 0 < minutes[-1] < 10
+    again = run("resume=run", "max_frame_num=41984", cwd=tmp_path, small=False, LD_PRELOAD="")
+    assert again.returncode == 0 and newest_state(tmp_path / "run")[1]["iteration"] == 82

@@ -12,6 +12,7 @@ from navrl.task.evaluation import (
     Scenario,
     fly_all,
     hover,
+    join_flights,
     mean_interval,
     random_walk,
     straight,
@@ -90,3 +91,16 @@ def test_an_evaluation_can_be_cancelled(make_env) -> None:
     answers = iter([False, False, True])
     assert fly_all(make(make_env, "borders", 350, 80), straight, cancelled=lambda: next(answers)) is None
     assert next(answers, None) is None, "asked before every step"
+
+
+def test_shares_are_the_flights_of_all(make_env) -> None:
+    """Of several ranks each flies its share; together they are the same flights, bit for bit."""
+    scene = generate_scene(7, 4, 40, 16, "crossing", starts_per_map=16)
+    task = {"starts_in_order": True, "max_episode_length": 300}
+    whole = flown(make_env(scene, 64, task=task), straight)
+    parts = [
+        flown(make_env(scene, count, first_env=first, task=task), straight) for first, count in ((0, 40), (40, 24))
+    ]
+    joined = join_flights(parts)
+    for name in ("outcome", "length", "path_length", "straight_distance", "goal_distance", "map_index", "trace"):
+        assert np.array_equal(getattr(joined, name), getattr(whole, name)), name

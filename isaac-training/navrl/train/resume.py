@@ -35,7 +35,7 @@ from navrl.monitor.performance import PERFORMANCE_STATE
 from navrl.ppo.networks import NETWORK, NetworkSettings
 from navrl.ppo.policy_file import FORMAT, TRAINING_STATE
 from navrl.ppo.ppo import check_learner_state
-from navrl.ranks import ALONE, Ranks, remembered, restarted
+from navrl.ranks import ALONE, Ranks, remembered
 from navrl.settings import ConfigError, one_line, read, setting
 from navrl.train.directory import fresh_directory, remove_fresh_directory, shortest
 from navrl.train.hardware import KEYS as PRESET
@@ -91,7 +91,7 @@ def find(cfg: DictConfig, ranks: Ranks = ALONE) -> Resumed | None:
     """The run that `resume` names; None if it names nothing. Logs what differs from the run as it was."""
     wanted = read(ResumeSettings, plain(cfg)).resume
     auto = wanted == "auto"
-    if restarted() and (before := remembered()) and states_of(Path(before)):
+    if (before := remembered()) and states_of(Path(before)):
         wanted, auto = before, True
     elif auto:
         path = Path(HydraConfig.get().runtime.output_dir)
@@ -163,7 +163,7 @@ def directory(resumed: Resumed | None) -> Path:
     """Where the run is: that of the resumed one, or a new one."""
     if resumed and resumed.run == resumed.history:
         remove_fresh_directory()  # Hydra made one
-    before = remembered() if restarted() else None  # a start that was ended before it had saved anything
+    before = remembered()  # a start that was ended before it had saved anything
     return resumed.run if resumed else Path(before) if before else fresh_directory()
 
 
