@@ -41,6 +41,7 @@ from optuna.trial import FrozenTrial, TrialState
 from navrl.checkpoint.stop import StopRequest
 from navrl.monitor.metrics import read_rows
 from navrl.settings import ConfigError, one_line
+from navrl.train.hardware import choose
 from navrl.train.resume import GROUPS
 from navrl.train.settings import CONFIG, TrainSettings, compose_config, parse_train, plain
 
@@ -119,6 +120,8 @@ def read_sweep(file: Path, overrides: Sequence[str], seeds: int, folder: Path) -
     if not isinstance(own, list) or not all(isinstance(word, str) and "=" in word for word in own):
         raise ConfigError("name", file, "overrides: must be a list of key=value")
     given = {word.partition("=")[0].lstrip("+~"): word for word in (*own, *overrides)}  # the last of a key counts
+    if given.get("hardware", "hardware=auto") == "hardware=auto":  # the same for all workers, whatever they run on
+        given["hardware"] = f"hardware={choose()[0]}"
     domains = {str(key): _domain(str(key), value) for key, value in search.items()}
     sweep = Sweep(file.stem, domains, tuple(given.values()), seeds, folder)
     searched = [part for key in search for part in split(str(key))]
@@ -553,8 +556,7 @@ class Worker:
         return trial, lock
 
     def _environment(self, slot: int) -> dict[str, str]:
-        # Threads that wait awake take the cores from the other runs: two on two cores got a tenth of the speed.
-        wanted = {"GOMP_SPINCOUNT": os.environ.get("GOMP_SPINCOUNT", "1000")}
+        wanted: dict[str, str] = {}
         visible = os.environ.get("CUDA_VISIBLE_DEVICES")
         gpus = visible.split(",") if visible else [str(number) for number in range(_gpus())]
         if len(self.slots) > 1 and gpus:
