@@ -144,6 +144,7 @@ def test_infinity_on_one_rank_stops_all(tmp_path) -> None:
 BAD = {
     ("env.num_envs=63", "algo.num_minibatches=4"): "cannot be shared out evenly over 2 ranks; the nearest that can is",
     ("env.num_envs=1",): "cannot be shared out evenly over 2 ranks; the nearest that can is 2",
+    ("algo.num_minibatches=16",): "leaves 32 frames per minibatch for 2 ranks, which need at least 64; use fewer",
     ("-m", "seed=0,1"): "leave out torchrun or -m",
 }
 

@@ -131,8 +131,8 @@ class PPO:
     that stopping a run early costs little.
 
     Several ranks learn together what one would learn from all of their batches: every minibatch is drawn from the whole
-    batch, each rank computes the gradient of the rows it has, and the sums are those of the whole. `drones` is how many
-    of the run's drones this rank's batches have, from number `first` on.
+    batch, each rank computes the gradient of the rows it has, and the sums are those of the whole. `first_drone` is the
+    number, in the whole run, of the first drone in this rank's batches.
     """
 
     def __init__(

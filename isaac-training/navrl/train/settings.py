@@ -339,6 +339,10 @@ def check_ranks(s: TrainSettings, ranks: Ranks) -> None:
         nearest = max(1, round(drones / size)) * size
         fix = f"cannot be shared out evenly over {size} ranks; the nearest that can is {nearest}"
         raise ConfigError("env.num_envs", drones, fix)
+    frames, least = s.frames_per_batch // s.ppo.num_minibatches, 32 * size
+    if size > 1 and frames < least:  # drawn at random, a rank would sooner or later have none of them
+        fix = f"leaves {frames} frames per minibatch for {size} ranks, which need at least {least}; use fewer"
+        raise ConfigError("algo.num_minibatches", s.ppo.num_minibatches, fix)
     if size > 1 and s.learner_device.startswith("cuda") and ranks.local_size > torch.cuda.device_count():
         fix = f"{ranks.local_size} ranks on this machine, but {torch.cuda.device_count()} GPUs; start one rank per GPU"
         raise ConfigError("device", s.learner_device, fix)
