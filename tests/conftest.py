@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 
@@ -16,6 +17,8 @@ from navrl.sim.simulator import SimSettings
 from navrl.sim.warp_engine import WarpSimulator
 from navrl.task.env import NavigationEnv, TaskSettings
 from navrl.train.settings import compose_config, read_eval, read_train
+
+signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, also by every program the tests start
 
 # Defaults are those of cfg/: a test says only what it changes.
 EVAL = read_eval(compose_config("eval", ["device=cpu"]))
