@@ -29,7 +29,7 @@ help:  ## show this list
 	@echo "  ARGS passes overrides on:  make eval ARGS='policy=hover eval.episodes=64'"
 
 train: $(READY)  ## train a policy on this machine; Ctrl-C stops, saves and shows what was learned; RANKS=2 in two processes
-	$(BIN)/navrl $(TORCHRUN) train headless=True env.num_envs=1024 $(ARGS)
+	$(BIN)/navrl $(TORCHRUN) train headless=True $(ARGS)
 
 play-policy: $(READY)  ## fly the policy that comes with the repository over unseen maps, and draw its flights
 	$(BIN)/navrl eval policy=default eval.scenarios=[crossing-350-80,borders-350-80] eval.episodes=512 $(ARGS)

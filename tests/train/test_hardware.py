@@ -43,6 +43,7 @@ def test_auto_is_the_default_and_says_why(capsys, monkeypatch) -> None:
     assert with_hardware(["seed=1"]) == ["seed=1", "hardware=laptop"] == with_hardware(["hardware=auto", "seed=1"])
     assert capsys.readouterr().out == 2 * "hardware: laptop (it is small)\n"
     assert with_hardware(["resume=runs/a"]) == ["resume=runs/a"], "a run has its own settings"
+    assert with_hardware(["sim=isaac"]) == ["sim=isaac"], "a GPU's drones may be too many for it"
     monkeypatch.setenv("RANK", "1")
     with_hardware([])
     assert capsys.readouterr().out == ""

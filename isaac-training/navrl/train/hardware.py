@@ -42,7 +42,7 @@ def with_hardware(arguments: Sequence[str]) -> list[str]:
     """The arguments of a training with its preset in them; a run that is resumed has its own settings."""
     given = [a.partition("=")[2] for a in arguments if a.startswith("hardware=")]
     resumes = any(a.startswith("resume=") and a != "resume=auto" for a in arguments)
-    if not given and resumes:
+    if not given and (resumes or "sim=isaac" in arguments):  # how many drones Isaac bears we do not know
         return [*arguments]
     name = given[-1] if given else "auto"
     others = [a for a in arguments if not a.startswith("hardware=")]
