@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="starting Slurm needs root"),
 ]
 BATCH = 64 * 8  # frames of SMALL
-ITERATIONS = 150
+ITERATIONS = 80
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
@@ -129,7 +129,7 @@ def test_a_requeued_job_ends_as_an_undisturbed_one(slurm, tmp_path) -> None:
 
     job, disturbed = submit("disturbed")
     output = tmp_path / f"slurm-{job}.txt"
-    wait_for(lambda: newest(disturbed) >= 40, "nothing was saved")
+    wait_for(lambda: newest(disturbed) >= 20, "nothing was saved")
     slurm("scontrol", "requeue", job)
     wait_for(lambda: "Restarts=1" in slurm("scontrol", "show", "job", job), "it was not requeued")
     wait_for(lambda: ended(job), f"it did not end: {output.read_text()[-2000:]}", 240)

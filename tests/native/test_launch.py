@@ -57,7 +57,7 @@ def test_arguments_and_size_can_change() -> None:
 
 
 def test_single_thread_without_torchs_openmp(monkeypatch, make_sim, scene) -> None:
-    monkeypatch.setattr(launch, "_openmp", lambda: None)
+    monkeypatch.setattr(launch, "openmp", lambda: None)
     sim = make_sim(scene, 200, threads=2)
     assert sim.team.size == 1
     sim.step(torch.zeros(200, 3))

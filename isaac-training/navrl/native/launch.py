@@ -107,7 +107,7 @@ def run_slices(
 
 
 @cache
-def _openmp() -> tuple[int | None, ...] | None:
+def openmp() -> tuple[int | None, ...] | None:
     """Return addresses of the OpenMP entry points torch uses; None if it uses another OpenMP library."""
     try:
         library = ctypes.CDLL("libgomp.so.1")  # already loaded by torch
@@ -122,7 +122,7 @@ class Team:
 
     def __init__(self, device: torch.device, threads: int = 0) -> None:
         self.device = device
-        alone = device.type != "cpu" or _openmp() is None
+        alone = device.type != "cpu" or openmp() is None
         self.size = 1 if alone else threads or torch.get_num_threads()
 
     def slices(self, total: int, least: int = SLICE_FLOOR) -> list[tuple[int, int]]:
@@ -136,7 +136,7 @@ class Team:
         if len(slices) == 1:
             return None
         table = np.array([[launch.addresses() for launch in launches] for launches in slices], np.uint64)
-        inputs = [*(_openmp() or ()), wp.array(table.ravel(), dtype=wp.uint64, device="cpu"), *table.shape[:2]]
+        inputs = [*(openmp() or ()), wp.array(table.ravel(), dtype=wp.uint64, device="cpu"), *table.shape[:2]]
         return Recorded(run_slices, 1, inputs, self.device)
 
     def run(self, slices: list[list[Recorded]], prepared: Recorded | None) -> None:

@@ -12,6 +12,7 @@ change.
 
 from __future__ import annotations
 
+import ctypes
 import os
 import threading
 import time
@@ -19,10 +20,11 @@ import time
 import psutil
 import torch
 
+from navrl.native.launch import openmp
+
 INTERVAL = 1.0  # s between looks
 SOME = 0.25  # cores that others must use beyond those that are free, to count
 PATIENCE = 5  # looks without others before we wait awake again
-WORK = 1 << 17  # numbers: enough that torch uses a whole team
 
 
 class SharedCores:
@@ -37,7 +39,7 @@ class SharedCores:
         self._watcher = threading.Thread(target=self._watch, name="shared cores", daemon=True)
 
     def __enter__(self) -> SharedCores:
-        if torch.get_num_threads() > 1:  # one thread waits for nobody
+        if torch.get_num_threads() > 1 and openmp():  # one thread waits for nobody
             self._watcher.start()
         return self
 
@@ -75,7 +77,9 @@ class SharedCores:
         self._team.start()
 
     def _idle_team(self) -> None:
-        torch.zeros(WORK).add_(1.0)  # makes this thread's own team, which then sleeps
+        """A parallel region gives this thread a team of its own, which sleeps until the thread ends."""
+        nothing = ctypes.cast(ctypes.CDLL(None).labs, ctypes.c_void_p)  # what every thread of it computes
+        ctypes.CDLL("libgomp.so.1").GOMP_parallel(nothing, None, ctypes.c_uint(len(self._cores) + 1), ctypes.c_uint(0))
         self._released.wait()
 
     def _release(self) -> None:
