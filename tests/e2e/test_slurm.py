@@ -27,7 +27,7 @@ pytestmark = [
     pytest.mark.skipif(os.geteuid() != 0, reason="starting Slurm needs root"),
 ]
 BATCH = 64 * 8  # frames of SMALL
-ITERATIONS = 80
+ITERATIONS = 150
 CONFIG = """
 ClusterName=test
 SlurmctldHost={host}(127.0.0.1)
