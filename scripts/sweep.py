@@ -38,7 +38,7 @@ from navrl.settings import ConfigError
 if TYPE_CHECKING:
     import optuna
 
-    from navrl.train.sweep import Sweep
+    from navrl.train.search import Sweep
 
 KEYS = {
     "name": "learning", "trials": 20, "seeds": 1, "workers": 1, "storage": None, "folder": None, "prune": True,
@@ -66,7 +66,8 @@ def main() -> None:
     from optuna.exceptions import StorageInternalError
     from sqlalchemy.exc import SQLAlchemyError
 
-    from navrl.train.sweep import Worker, locked, open_study, pruner, read_sweep, shown, sweep_file
+    from navrl.train.search import read_sweep, sweep_file
+    from navrl.train.sweep import Worker, locked, open_study, pruner, shown
 
     logging.getLogger("navrl").setLevel(logging.ERROR)  # the runs say it
     try:
@@ -113,7 +114,8 @@ def make_folder(folder: Path) -> None:
 
 def report(sweep: Sweep, study: optuna.Study, folder: Path, storage: str) -> None:
     """What the study has found so far: a table, the best settings, two pictures."""
-    from navrl.train.sweep import importance, override, shown
+    from navrl.train.search import override
+    from navrl.train.sweep import importance, shown
 
     trials = study.get_trials(deepcopy=False)
     console = Console()

@@ -22,20 +22,17 @@ from optuna.trial import TrialState
 
 from navrl.scripts import sweep as script
 from navrl.settings import ConfigError
+from navrl.train.search import Sweep, override, read_sweep, sweep_file
 from navrl.train.settings import CONFIG
 from navrl.train.sweep import (
     LOST,
     RunningTrial,
-    Sweep,
     Worker,
     importance,
     learning_curve,
     open_study,
-    override,
     pruner,
-    read_sweep,
     shown,
-    sweep_file,
     take_lock,
 )
 
