@@ -59,7 +59,7 @@ def main() -> None:
     if not 0 <= given.warmup <= 1:
         fail(f"warmup={given.warmup}: must be a share of a run, 0 to 1")
     if find_spec("optuna") is None:
-        fail("sweeps need Optuna, which is not installed: pip install 'navrl[sweep]' or pip install 'optuna>=4'")
+        fail("sweeps need Optuna, which is not installed: pip install 'optuna>=4' (make sweep does it)")
 
     from hydra.errors import HydraException
     from omegaconf.errors import OmegaConfBaseException
