@@ -4,6 +4,7 @@ VENV   ?= .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 TOOLS  := $(VENV)/.tools
+VIEW   := $(VENV)/.view
 # This release is what everything was measured with; pyproject.toml allows a range around it.
 TORCH  ?= torch==2.13.0
 ARGS   ?=
@@ -47,8 +48,13 @@ $(READY): pyproject.toml
 
 $(TOOLS): $(READY)
 	@echo "installing what tests, export and benchmarks need"
-	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable '.[dev,export,bench]'
-	@touch $(TOOLS)
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable '.[dev,export,bench,view,dashboards]'
+	@touch $(VIEW) $(TOOLS)
+
+$(VIEW): $(READY)
+	@echo "installing what pages and videos need"
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check "$(TORCH)" --editable '.[view]'
+	@touch $(VIEW)
 
 test: $(TOOLS)  ## lint, check types and run the tests (some minutes)
 	$(BIN)/ruff check .

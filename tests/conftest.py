@@ -17,6 +17,7 @@ from navrl.sim.simulator import SimSettings
 from navrl.sim.warp_engine import WarpSimulator
 from navrl.task.env import NavigationEnv, TaskSettings
 from navrl.train.settings import compose_config, read_eval, read_train
+from pages import browser, chromium, flights  # noqa: F401  fixtures
 
 signal.signal(signal.SIGHUP, signal.SIG_DFL)  # under nohup it is ignored, also by every program the tests start
 

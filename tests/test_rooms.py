@@ -19,7 +19,8 @@ ROOMS = {
     "collect": {"task", "ppo", "io"},
     "checkpoint": {"io"},
     "monitor": {"io"},
-    "train": {"io", "native", "sim", "task", "ppo", "collect", "checkpoint", "monitor"},
+    "view": {"sim", "task", "ppo", "monitor", "io"},
+    "train": {"io", "native", "sim", "task", "ppo", "collect", "checkpoint", "monitor", "view"},
 }
 VOCABULARY = {"schema", "settings", "ranks"}  # root modules every room may know
 ENTRANCE = {"__init__", "__main__", "cli", "scripts"}  # may know every room

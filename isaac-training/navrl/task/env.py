@@ -139,6 +139,35 @@ class NavigationEnv(EnvBase):
         self._observe(results, self._everyone)
         return self._pack(results, flags.zero_())
 
+    @property
+    def goal(self) -> torch.Tensor:
+        """Where each drone flies to (N, 3), m. Read only: `redirect` changes it."""
+        return self._goal
+
+    @property
+    def told_obstacles(self) -> torch.Tensor:
+        """Numbers (N, NEAREST) of the moving obstacles in the last observation, nearest first; -1: none."""
+        return self._nearest
+
+    def redirect(self, drone: int, goal: torch.Tensor) -> None:
+        """Give a drone another goal (3,) in flight, as if it had started toward it from where it is."""
+        here, goal = self.simulator.position[drone], goal.to(self._goal)
+        way = (goal - here)[:2]
+        self._goal[drone] = goal
+        if way.norm() > 1e-6:
+            self._ahead[drone] = way / way.norm()
+        self._band[drone] = torch.stack([torch.minimum(here[2], goal[2]), torch.maximum(here[2], goal[2])])
+
+    def place(self, drone: int, position: torch.Tensor) -> None:
+        """Put a flying drone at rest somewhere else (3,), facing and heading for its goal from there."""
+        position = position.to(self._goal).view(1, 3)
+        way = self._goal[drone] - position[0]
+        number = torch.tensor([drone], dtype=torch.int32, device=self.device)
+        yaw = torch.atan2(way[1], way[0]).view(1)
+        self.simulator.reset(number, position, yaw, self.simulator.map_index[drone : drone + 1].clone())
+        self._last_position[drone], self._last_velocity[drone] = position[0], 0.0
+        self.redirect(drone, self._goal[drone].clone())
+
     def close(self, *, raise_if_closed: bool = True) -> None:
         super().close(raise_if_closed=raise_if_closed)
         self.simulator.close()

@@ -18,6 +18,7 @@ from navrl.sim.engine import make_simulator
 from navrl.sim.scene import EVALUATION, MAX_MOVING, MAX_STATIC, Scene, generate_scene
 from navrl.sim.simulator import SimSettings
 from navrl.task.env import NavigationEnv, TaskSettings
+from navrl.task.recording import FlightRecorder, Recording
 
 Policy = Callable[[TensorDictBase], torch.Tensor]  # observation of B drones to world-frame velocities (B, 3)
 
@@ -105,6 +106,13 @@ class EvaluationSettings:
     maps: int = setting("eval.maps", 1, MAX_EPISODES)
     seed: int = setting("eval.seed", *SEED)
     picture: bool = setting("eval.picture")
+    replay: bool = setting("eval.replay")
+    video: bool = setting("eval.video")
+
+    @property
+    def records(self) -> bool:
+        """Whether flights are recorded in full."""
+        return self.replay or self.video
 
 
 # --- flying -----------------------------------------------------------------------------------------------------
@@ -122,14 +130,19 @@ class Flights:
     trace: np.ndarray  # (n, T, 3) m, every TRACE_SECONDS; stays at the last point after the end
     map_index: np.ndarray  # (n,)
     scene: Scene
+    recording: Recording | None = None  # of the first flights, if asked for
 
 
 def fly_all(
-    env: NavigationEnv, policy: Policy, report: Report | None = None, cancelled: Cancelled | None = None
+    env: NavigationEnv,
+    policy: Policy,
+    report: Report | None = None,
+    cancelled: Cancelled | None = None,
+    record: bool = False,
 ) -> Flights | None:
     """Fly every drone once, until its first event; None if `cancelled()` turned true before all had ended.
 
-    `report(finished, total)` is called as flights end.
+    `report(finished, total)` is called as flights end. `record`: keep the first flights in full.
     """
     sim = env.simulator
     every = max(1, round(TRACE_SECONDS / (sim.settings.step_seconds * sim.settings.decimation)))
@@ -137,6 +150,7 @@ def fly_all(
     running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     place = sim.position.clone()  # where each drone is, or was when its flight ended
     trace = [place.cpu().numpy().copy()]
+    recorder = FlightRecorder(env) if record else None
     step = 0
     while running.any():
         if cancelled and cancelled():
@@ -150,6 +164,8 @@ def fly_all(
         data["agents", "action"] = action
         data = env.step(data)["next"]
         place[running] = sim.position[running]
+        if recorder:
+            recorder.after_step(action, running, data["done"].view(-1))
         running &= ~data["done"].view(-1)
         step += 1
         if step % every == 0 or not running.any():
@@ -166,6 +182,7 @@ def fly_all(
         trace=np.stack(trace, axis=1),
         map_index=sim.map_index.cpu().numpy().copy(),
         scene=sim.scene,
+        recording=recorder.finish() if recorder else None,
     )
 
 
@@ -173,9 +190,9 @@ def join_flights(parts: list[Flights]) -> Flights:
     """Flights of one scenario that were shared out, as one; those that ended sooner stay at their last point."""
     points = max(part.trace.shape[1] for part in parts)
     traces = [np.pad(p.trace, ((0, 0), (0, points - p.trace.shape[1]), (0, 0)), mode="edge") for p in parts]
-    names = [f.name for f in fields(Flights) if f.name not in ("trace", "scene")]
+    names = [f.name for f in fields(Flights) if f.name not in ("trace", "scene", "recording")]
     joined = {name: np.concatenate([getattr(part, name) for part in parts]) for name in names}
-    return Flights(**joined, trace=np.concatenate(traces), scene=parts[0].scene)
+    return Flights(**joined, trace=np.concatenate(traces), scene=parts[0].scene, recording=parts[0].recording)
 
 
 class Evaluator:
@@ -196,10 +213,12 @@ class Evaluator:
         report: Report | None = None,
         cancelled: Cancelled | None = None,
         share: tuple[int, int] | None = None,
+        record: bool = False,
     ) -> Flights | None:
         """Build drones on the scenario's maps and fly each once; `episodes` flights, or as many as the settings say.
 
-        `share`: only so many of them, from this one on; together the shares are the flights of all.
+        `share`: only so many of them, from this one on; together the shares are the flights of all. `record`: keep the
+        first of them in full.
         """
         episodes = episodes or self.settings.episodes
         first, count = share or (0, episodes)
@@ -209,7 +228,7 @@ class Evaluator:
         simulator = make_simulator(scene, replace(self.sim_settings, num_envs=count, first_env=first))
         env = NavigationEnv(simulator, self.task_settings)
         try:
-            return fly_all(env, policy, report, cancelled)
+            return fly_all(env, policy, report, cancelled, record)
         finally:
             env.close()
 

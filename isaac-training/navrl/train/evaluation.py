@@ -48,7 +48,9 @@ class PeriodicEvaluation:
         with monitor.timer("evaluate"):
             with ranks.together():
                 mine = self._fly_share(scenarios, episodes, ranks.share(episodes))
-            light = mine and {name: replace(flights, scene=None) for name, flights in mine.items()}  # maps are large
+            light = mine and {
+                name: replace(flights, scene=None, recording=None) for name, flights in mine.items()
+            }  # maps are large
             flown = self._join(ranks.gather(light), mine)
             results = ranks.from_first({name: summarize(flights) for name, flights in flown.items()})
         progress.scores.update({f"eval/{name}/success": result["success"] for name, result in results.items()})
@@ -73,7 +75,10 @@ class PeriodicEvaluation:
         """Flights of this rank by scenario; None if they were cut short."""
         flown = {}
         for scenario in scenarios if share[1] else ():
-            flights = self.evaluator.fly(scenario, self._act, episodes, cancelled=self._cancelled, share=share)
+            record = self.settings.records and self.saving.ranks.first and not flown  # the first scenario is shown
+            flights = self.evaluator.fly(
+                scenario, self._act, episodes, cancelled=self._cancelled, share=share, record=record
+            )
             if flights is None:
                 return None
             flown[str(scenario)] = flights
@@ -85,7 +90,10 @@ class PeriodicEvaluation:
         if not shares or not mine or None in shares:
             return {}
         whole = {name: join_flights([share[name] for share in shares if share]) for name in mine}
-        return {name: replace(flights, scene=mine[name].scene) for name, flights in whole.items()}
+        return {
+            name: replace(flights, scene=mine[name].scene, recording=mine[name].recording)
+            for name, flights in whole.items()
+        }
 
     def draw_curves(self) -> None:
         """Draw the metrics so far into curves.png."""
