@@ -26,6 +26,9 @@ COMMANDS = {
     "train": "train a policy",
     "eval": "fly a policy over unseen maps and count how the flights end",
     "export": "write a policy as ONNX and TorchScript, for a robot",
+    "play": "fly a policy on a page in the browser, live, to watch and to disturb",
+    "watch": "the same page for a run while it trains",
+    "video": "write a video of a policy's flights",
     "report": "compare runs: a table and their learning curves",
     "rollouts": "list and draw the rollouts a run has stored",
     "replay": "repeat an update that met NaN or infinity",
@@ -39,7 +42,7 @@ DISK_TROUBLE = {
     errno.ENAMETOOLONG, errno.ENFILE, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
 }  # fmt: skip
 RUN_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "resume")
-PATH_KEYS = (*RUN_KEYS, "checkpoint", "checkpoint.file", "policy")
+PATH_KEYS = (*RUN_KEYS, "checkpoint", "checkpoint.file", "policy", "run", "view.ghost")
 RULE = "─" * 120
 
 
@@ -152,8 +155,11 @@ def _explain(error: OSError) -> str:
 # --- scripts with a configuration in cfg/ (train, eval) ---------------------------------------------------------------
 
 
-def hydra_command(name: str, about: str | None) -> Callable[[Callable], Callable[[], None]]:
-    """Decorate a function of a composed config: it becomes the whole command, with cfg/<name>.yaml as its keys."""
+def hydra_command(name: str, about: str | None, bare: str = "") -> Callable[[Callable], Callable[[], None]]:
+    """Decorate a function of a composed config: it becomes the whole command, with cfg/<name>.yaml as its keys.
+
+    A word without = is a value of the key `bare`, if there is one.
+    """
 
     def decorate(function: Callable) -> Callable[[], None]:
         @functools.wraps(function)
@@ -163,6 +169,9 @@ def hydra_command(name: str, about: str | None) -> Callable[[Callable], Callable
             if {"--help", "-h"} & set(sys.argv[1:]):
                 _show_help(about or "", name, CONFIG)
                 return
+            if bare:
+                words = [a if "=" in a or a.startswith("-") else f"{bare}={a}" for a in sys.argv[1:]]
+                sys.argv[1:] = words
             sweep = {"-m", "--multirun"} & set(sys.argv[1:])
             if sweep:  # first: Hydra does not understand it between settings
                 sys.argv[1:] = ["-m", *(a for a in sys.argv[1:] if a not in sweep)]

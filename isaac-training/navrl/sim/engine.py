@@ -113,6 +113,9 @@ class Engine:
             launches.extend(make_launches(first, size))
         self._prepared = self.team.prepare(self._slices)
 
+    def move_obstacle(self, map_index: int, number: int, position: torch.Tensor) -> None:
+        self.moving.place(map_index, number, position)
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         self._state["physics_step"].fill_(self.physics_step)
         return self._state

@@ -172,6 +172,11 @@ class MovingObstacles:
             self._launch.set("step", step)
             self._launch.run()
 
+    def place(self, map_index: int, number: int, position: torch.Tensor) -> None:
+        """Put an obstacle, its origin and its goal somewhere else (3,)."""
+        for tensor in (self._origin[map_index], self.goal[map_index], *self.path[:, map_index]):
+            tensor[:, number] = position.to(tensor)
+
     def stand_still(self) -> None:
         """Fill the path with the current position after a load, as if it had been held through the last action."""
         self.path.copy_(self.position.clone().expand_as(self.path))

@@ -80,6 +80,9 @@ class Simulator(Protocol):
         On a CPU every thread runs them right after its own share of the drones.
         """
 
+    def move_obstacle(self, map_index: int, number: int, position: torch.Tensor) -> None:
+        """Put a moving obstacle of a map somewhere else (3,); from now on it wanders around that place."""
+
     def state_dict(self) -> dict[str, torch.Tensor]:
         """Everything needed to resume exactly from here; the tensors are the engine's own, copy them to keep."""
         ...

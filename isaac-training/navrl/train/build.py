@@ -62,16 +62,23 @@ def make_ppo(settings: TrainSettings, start_from: str | None = None, ranks: Rank
     return ppo
 
 
+SIMPLE_POLICIES = ("straight", "hover", "random")
+
+
 def make_policy(settings: EvalSettings) -> Policy:
-    """What `policy` names: a built-in policy, one that comes with the package, or a file."""
-    name, sim = settings.policy, settings.sim
-    simple = {"straight": straight, "hover": hover, "random": random_walk(settings.evaluation.seed)}
+    """What `policy` names."""
+    return named_policy(settings.policy, settings.sim, settings.task, settings.evaluation.seed)
+
+
+def named_policy(name: str, sim: SimSettings, task: TaskSettings, seed: int) -> Policy:
+    """A built-in policy, one that comes with the package, or a file; ConfigError if it cannot fly with this sensor."""
+    simple = dict(zip(SIMPLE_POLICIES, (straight, hover, random_walk(seed)), strict=True))
     if name in simple:
         return simple[name]
     if not policy_path(name).exists():
         raise ConfigError("policy", name, f"no such file, and not one of {', '.join((*NAMED, *simple))}")
     try:
-        network, known = load_policy(name, settings.task.action_limit, sim.device)
+        network, known = load_policy(name, task.action_limit, sim.device)
     except BadCheckpoint as error:
         raise ConfigError("policy", name, str(error)) from error
     about = known["network"] | known["about"]

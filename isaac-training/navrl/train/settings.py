@@ -35,6 +35,7 @@ from navrl.sim.scene import BORDER, SceneSettings
 from navrl.sim.simulator import SimSettings
 from navrl.task.env import TaskSettings
 from navrl.task.evaluation import MAX_EPISODES, EvaluationSettings
+from navrl.view.play import ViewSettings
 
 log = logging.getLogger("navrl")
 
@@ -123,6 +124,18 @@ class EvalSettings:
     evaluation: EvaluationSettings
 
 
+@dataclass(frozen=True, kw_only=True)
+class PlaySettings:
+    """Everything scripts/play.py and watch.py are told. `scene` is only checked: view.scenario says what is flown."""
+
+    policy: str = setting("policy")
+    run: str | None = setting("run")
+    sim: SimSettings
+    scene: SceneSettings
+    task: TaskSettings
+    view: ViewSettings
+
+
 # --- reading ---------------------------------------------------------------------------------------------------------
 
 
@@ -198,6 +211,16 @@ def read_eval(cfg: DictConfig) -> EvalSettings:
     config = plain(cfg)
     check_keys(config, EvalSettings)
     return read(EvalSettings, config, sim=read_sim(config))
+
+
+def read_play(cfg: DictConfig) -> PlaySettings:
+    """Settings of the live page, checked."""
+    config = plain(cfg)
+    check_keys(config, PlaySettings)
+    settings = read(PlaySettings, config, sim=read_sim(config))
+    if settings.sim.engine != "warp":
+        raise ConfigError("sim", settings.sim.engine, "the page flies on the warp engine; leave it out")
+    return settings
 
 
 def read_sim(config: dict) -> SimSettings:
