@@ -32,6 +32,16 @@ help:  ## show this list
 train: $(READY)  ## train a policy on this machine; Ctrl-C stops, saves and shows what was learned; RANKS=2 in two processes
 	$(BIN)/navrl $(TORCHRUN) train headless=True $(ARGS)
 
+play: $(VIEW)  ## open a page where the policy that comes with the repository flies, live; drag what is in its way
+	$(BIN)/navrl play $(ARGS)
+
+watch: $(VIEW)  ## the same page for a run while it trains: make watch RUN=runs/<date>/<time>
+	@test -n "$(RUN)" || { echo "error: RUN=: name the run directory, as in: make watch RUN=runs/<date>/<time>"; exit 2; }
+	$(BIN)/navrl watch run=$(RUN) $(ARGS)
+
+video: $(VIEW)  ## write a video of a policy's flights: make video POLICY=runs/<date>/<time>/policy.pt
+	$(BIN)/navrl video policy=$(or $(POLICY),default) $(ARGS)
+
 play-policy: $(READY)  ## fly the policy that comes with the repository over unseen maps, and draw its flights
 	$(BIN)/navrl eval policy=default eval.scenarios=[crossing-350-80,borders-350-80] eval.episodes=512 $(ARGS)
 
@@ -92,6 +102,7 @@ bench: $(TOOLS)  ## measure simulator, learner, saving and collecting on this ma
 	$(BIN)/python scripts/bench/checkpoint.py
 	$(BIN)/python scripts/bench/collect.py
 	$(BIN)/python scripts/bench/rollouts.py
+	$(BIN)/python scripts/bench/view.py
 
 # --- Isaac Lab ----------------------------------------------------------------------------------------------------
 
@@ -144,5 +155,5 @@ docker-train:  ## train in the container: make docker-train ARGS='env.num_envs=4
 clean:  ## remove .venv and caches, keep runs/
 	rm -rf $(VENV) $(VENV)-3.* .pytest_cache .ruff_cache build *.egg-info isaac-training/*.egg-info
 
-.PHONY: help setup train play-policy export report sweep test test-pythons eval bench clean setup-isaac build-isaac isaac-python train-isaac eval-isaac parity \
+.PHONY: help setup train play watch video play-policy export report sweep test test-pythons eval bench clean setup-isaac build-isaac isaac-python train-isaac eval-isaac parity \
 	bench-engines test-isaac clean-isaac docker-build docker-train

@@ -206,6 +206,7 @@ class PlayPage:
         self.draw_seconds, self.error = draw_seconds, ""
         self._do: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
         self._ended = threading.Event()
+        self._origins: dict[tuple[str, int], np.ndarray] = {}  # where things were when they were grabbed
         self._looked: np.ndarray | None = None  # where the following camera is
 
         logging.getLogger("websockets").setLevel(logging.CRITICAL)  # a client that goes away is no news
@@ -284,6 +285,7 @@ class PlayPage:
         self.world = world
         self.followed = min(self.followed, world.drones - 1)
         self._looked = None
+        self._origins.clear()
         self.stage.build(world)
 
     def choose_world(self, scenario: Scenario, seed: int, drones: int) -> None:
@@ -302,13 +304,21 @@ class PlayPage:
         self._policies, self._loaded = names, loaded
         self.rebuild()
 
-    def _grabbed(self, kind: str, number: int, place: np.ndarray) -> None:
-        self._do.put(lambda: self._move(kind, number, place))
+    def _grabbed(self, kind: str, number: int, pulled: np.ndarray | None) -> None:
+        self._do.put(lambda: self._pull(kind, number, pulled))
 
-    def _move(self, kind: str, number: int, place: np.ndarray) -> None:
-        moves = {"goal": self.world.move_goal, "drone": self.world.move_drone, "obstacle": self.world.move_obstacle}
-        if number < (len(self.world.scene.moving_size[0]) if kind == "obstacle" else self.world.drones):
-            moves[kind](number, place)
+    def _pull(self, kind: str, number: int, pulled: np.ndarray | None) -> None:
+        """Move what a person has grabbed to where it was then, plus how far it was pulled since."""
+        world, crew = self.world, self.world.crews[0]
+        moving = world.sim.moving_position[0].T
+        places = {"goal": crew.env.goal, "drone": world.sim.position, "obstacle": moving}[kind]
+        if number >= len(places):  # of a world that is gone
+            return
+        if pulled is None or (kind, number) not in self._origins:
+            self._origins[kind, number] = places[number].numpy().copy()
+            return
+        moves = {"goal": world.move_goal, "drone": world.move_drone, "obstacle": world.move_obstacle}
+        moves[kind](number, self._origins[kind, number] + pulled)
 
     def drop(self, kind: str) -> None:
         """Put a box or a moving obstacle into the way of the drone that is followed, 3 m ahead."""
@@ -340,7 +350,7 @@ class PlayPage:
         if self.view == "eyes":
             eye, target = place + way * 0.25 + [0, 0, 0.1], place + way * 5.0
         else:
-            eye, target = place - way * 4.5 + [0, 0, 3.0], place + way * 2.0
+            eye, target = place - way * 4.5 + [0, 0, 2.4], place + way * 2.0
         wanted = np.concatenate([eye, target])
         near = self._looked is not None and np.linalg.norm(self._looked[3:] - target) < 6.0
         share = 0.12 if self.view == "follow" else 0.35  # of the way there per picture: smooth

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     import viser
 
 BEAMS = ("none", "followed drone", "all drones")
-Grabbed = Callable[[str, int, np.ndarray], None]  # ("goal" | "drone" | "obstacle", its number, where it is dragged to)
+# ("goal" | "drone" | "obstacle", its number, how far it was pulled since it was grabbed; None: it was grabbed just now)
+Grabbed = Callable[[str, int, np.ndarray | None], None]
 
 OUTCOME_RGB = np.array([[int(c[k : k + 2], 16) for k in (1, 3, 5)] for c in COLOURS.values()], np.uint8)
 SKY, GROUND, GRID = (232, 238, 244), (214, 219, 224), (190, 197, 204)
@@ -46,6 +47,7 @@ class Stage:
     def __init__(self, scene: viser.SceneApi, grabbed: Grabbed) -> None:
         self.scene, self._grabbed = scene, grabbed
         self._nodes: dict[str, Any] = {}
+        self._grips: dict[int, tuple[float, ...]] = {}  # per client: the point it has grabbed
         self._sent: dict[str, bytes] = {}  # what clients have, so that nothing is sent twice
         scene.set_up_direction("+z")
         scene.configure_default_lights(cast_shadow=False)
@@ -74,14 +76,10 @@ class Stage:
         sizes, count = world.scene.moving_size[0], int(world.scene.moving_count[0])
         self._floating = np.flatnonzero(sizes[:count, 1] <= CUBOID_HEIGHT)
         self._tall = np.flatnonzero(sizes[:count, 1] > CUBOID_HEIGHT)
-        for name, mesh, chosen in (
-            ("floating", box_mesh(), self._floating), ("tall", cylinder_mesh(), self._tall)
-        ):  # fmt: skip
+        kinds = ("floating", box_mesh(), self._floating), ("tall", cylinder_mesh(), self._tall)
+        for name, mesh, chosen in kinds:
             scale = sizes[chosen][:, [0, 0, 1]]
-            node = self._batch(
-                name, *mesh, np.zeros((len(chosen), 3)), scale, np.tile(np.uint8(MOVING), (len(chosen), 1))
-            )
-            if node:
+            if node := self._batch(name, *mesh, np.zeros((len(chosen), 3)), scale, painted(MOVING, len(chosen))):
                 self._draggable(node, "obstacle", chosen)
         n = world.drones
         nowhere, everyone = np.zeros((n, 3)), np.arange(n)
@@ -107,7 +105,7 @@ class Stage:
         self._remove(name)
         if len(places) == 0:
             return None
-        upright = np.tile(np.float32([1, 0, 0, 0]), (len(places), 1))
+        upright = np.tile(np.array([1, 0, 0, 0], np.float32), (len(places), 1))
         scales = None if scales is None else scales.astype(np.float32)
         self._nodes[name] = self.scene.add_batched_meshes_simple(
             f"/{name}", vertices, faces, upright, places.astype(np.float32), batched_scales=scales,
@@ -123,17 +121,25 @@ class Stage:
         """Whatever a person pulls is moved over the ground; with Shift, up and down."""
 
         async def over_ground(event: Any) -> None:
-            if event.instance_index is not None and event.phase != "end":
-                place = on_plane(event.client.camera.position, event.end_position, event.start_position[2])
-                self._grabbed(kind, int(numbers[event.instance_index]), place)
+            if at := self._grip(event, kind, numbers):
+                end = on_plane(event.client.camera.position, event.end_position, at[2])
+                self._grabbed(kind, int(numbers[event.instance_index]), (end - at) * [1, 1, 0])
 
         async def upward(event: Any) -> None:
-            if event.instance_index is not None and event.phase != "end":
-                place = np.array([*event.start_position[:2], event.end_position[2]])
-                self._grabbed(kind, int(numbers[event.instance_index]), place)
+            if at := self._grip(event, kind, numbers):
+                self._grabbed(kind, int(numbers[event.instance_index]), np.array([0, 0, event.end_position[2] - at[2]]))
 
         node.on_drag("left")(over_ground)
         node.on_drag("left", modifier="shift")(upward)
+
+    def _grip(self, event: Any, kind: str, numbers: np.ndarray) -> tuple[float, ...] | None:
+        """The point that was grabbed, while it is pulled. The event's own moves along with what is pulled."""
+        if event.instance_index is None:
+            return None
+        if event.phase == "start":
+            self._grips[event.client_id] = event.start_position
+            self._grabbed(kind, int(numbers[event.instance_index]), None)
+        return self._grips.pop(event.client_id, None) if event.phase == "end" else self._grips.get(event.client_id)
 
     # --- moving -------------------------------------------------------------------------------------------------
 

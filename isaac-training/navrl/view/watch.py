@@ -130,7 +130,8 @@ class FollowedRun:
 
     def _draw(self) -> None:
         last = self._tail.last
-        text = f"<b>{html.escape(one_line(str(self.run), 80))}</b><br>{last.get('frames', 0) / 1e6:.1f} M frames"
+        name = html.escape(one_line("/".join(self.run.parts[-2:]), 100))
+        text = f"<b>{name}</b><br>{last.get('frames', 0) / 1e6:.1f} M frames"
         text += f", {last.get('charts/minutes', 0):.0f} min, {last.get('charts/SPS', 0):,.0f} frames/s"
         self._text.content = (
             f"<div style='padding:0.3em 0.8em;font-size:0.85em'>{text}<br>{html.escape(self._note)}</div>"

@@ -138,7 +138,8 @@ class World:
         return self.steps * self.step_seconds
 
     @property
-    def sim(self):
+    def sim(self) -> Simulator:
+        """The engine of the first crew; obstacles are the same in all."""
         return self.crews[0].env.simulator
 
     def step(self) -> None:
