@@ -264,3 +264,20 @@ def test_the_invitation(monkeypatch) -> None:
     monkeypatch.setenv("DISPLAY", ":0")
     assert "ssh" not in invitation(view(port=8123))
     assert "no password" in invitation(view(port=8123, host="0.0.0.0"))
+
+
+@pytest.mark.parametrize(
+    ("override", "words"),
+    [
+        ("view.drones=65", "view.drones=65: must be a whole number between 1 and 64"),
+        ("view.scenario=crossing-9", "view.scenario=crossing-9: must be <borders|crossing>"),
+        ("view.speed=0", "view.speed=0: must be a number between 0.05 and 10"),
+        ("view.port=0", "view.port=0: must be a whole number between 1 and 65535"),
+        ("+view.colour=red", "view.colour=red: no such key"),
+        ("view.browser=maybe", "view.browser=maybe: must be true or false"),
+    ],
+)
+def test_wrong_values_are_refused(override: str, words: str) -> None:
+    with pytest.raises(ConfigError) as error:
+        read_play(compose_config("play", ["device=cpu", override]))
+    assert words in str(error.value)

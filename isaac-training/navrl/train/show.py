@@ -11,6 +11,7 @@ import torch
 from hydra.core.hydra_config import HydraConfig
 from omegaconf import DictConfig, OmegaConf
 
+from navrl.checkpoint.stop import on_signals
 from navrl.io.contents import Unfit
 from navrl.ppo.policy_file import NAMED
 from navrl.settings import ConfigError
@@ -63,6 +64,7 @@ def serve(settings: PlaySettings) -> None:
     names = [*NAMED, *SIMPLE_POLICIES]
     draw = WATCH_DRAW if settings.run else DRAW
     page = PlayPage(view, settings.sim, settings.task, settings.policy, load, names, companion, draw)
+    on_signals(lambda *_: page.end())
     try:
         print(invitation(view), flush=True)
         if view.browser and not has_no_screen():
