@@ -13,6 +13,7 @@ from navrl.io.snapshot import Live
 from navrl.native.launch import Recorded, Team
 from navrl.native.runtime import FORWARD_ONLY, start_warp
 from navrl.sim.lidar import bucket_boxes
+from navrl.sim.lidar_moving import scan_moving
 from navrl.sim.obstacles import MovingObstacles
 from navrl.sim.quadrotor import MODELS, airframe
 from navrl.sim.scene import Scene
@@ -112,6 +113,16 @@ class Engine:
         for (first, size), launches in zip(self.team.slices(self.settings.num_envs), self._slices, strict=True):
             launches.extend(make_launches(first, size))
         self._prepared = self.team.prepare(self._slices)
+
+    def moving_scan(self, first: int, size: int, drones: torch.Tensor) -> list[Recorded]:
+        """What must follow a scan of the static field if the sensor sees moving obstacles too."""
+        spec = self.settings.lidar
+        if not spec.sees_moving or not self.moving.any:
+            return []
+        poses = [wp.from_torch(self.position, wp.vec3), wp.from_torch(self.quaternion, wp.vec4)]
+        obstacles = [self.moving.position, self.moving.size, self.moving.count]
+        head = [first, drones.data_ptr(), spec.range, *self.beam_tables[2:], self.map_index]
+        return [Recorded(scan_moving, size, [*head, *poses, *obstacles, self.lidar], self.device)]
 
     def move_obstacle(self, map_index: int, number: int, position: torch.Tensor) -> None:
         self.moving.place(map_index, number, position)

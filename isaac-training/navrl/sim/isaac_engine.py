@@ -314,6 +314,8 @@ class IsaacSimulator(Engine):
         seen = self._sensor.data
         length = (seen.ray_hits_w.torch - seen.pos_w.torch.unsqueeze(1)).norm(dim=-1)
         self.lidar[self._drone_of] = length.clamp_(max=self.settings.lidar.range).view_as(self.lidar)
+        for launch in self._moving_scan:
+            launch.run()
 
     def load_state_dict(self, state: dict[str, torch.Tensor]) -> None:
         super().load_state_dict(state)
@@ -392,6 +394,8 @@ class IsaacSimulator(Engine):
         self._directions = self._sensor.ray_directions.warp  # (N, R): directions of the RayCaster, rotated by us
         self._level = wp.from_torch(beam_directions(beams, self._on)[1], wp.vec3)
         self._drone_of, self._row_of = self._match_sensor()
+        self._everyone = torch.arange(n, dtype=torch.int32, device=self.device)
+        self._moving_scan = self.moving_scan(0, n, self._everyone)
         self._record = record_kernel(*settings.lidar.shape)
         arrays = [wp.from_torch(table) for table in (*self.beam_tables, self.moving.path, self.moving.size)]
         numbers = [wp.from_torch(self.moving.count), wp.from_torch(self.map_index)]

@@ -34,6 +34,7 @@ class LidarSpec:
     vfov: tuple[float, float] = setting("sensor.lidar_vfov", rising=True)  # degrees, up positive
     vbeams: int = setting("sensor.lidar_vbeams", 1, 64)
     hres: float = setting("sensor.lidar_hres", 0.5, 90.0)  # degrees between azimuths
+    sees_moving: bool = setting("sensor.lidar_sees_moving")
 
     @property
     def azimuths(self) -> int:

@@ -161,14 +161,16 @@ class WarpSimulator(Engine):
         self._place.set("new_map", map_index.data_ptr())
         self._place.resize(count)
         self._place.run()
-        self._rescan.set("drones", drones.data_ptr())
-        self._rescan.resize((count, self._scan_width))
-        self._rescan.run()
+        for scan, dim in zip(self._rescan, ((count, self._scan_width), count), strict=False):
+            scan.set("drones", drones.data_ptr())
+            scan.resize(dim)
+            scan.run()
 
     def scan(self) -> None:
         """Scan from the current pose of every drone; `step` and `reset` do this themselves."""
-        for launches in self._slices:
-            launches[1].run()
+        for launches in self._scans:
+            for launch in launches:
+                launch.run()
 
     def step(self, velocity_command: torch.Tensor) -> None:
         self.command.copy_(velocity_command)
@@ -205,7 +207,7 @@ class WarpSimulator(Engine):
             inputs = [*head, *self.beam_tables, *obstacles, command, self.map_index, *body, *events]
             return Recorded(fly, size, inputs, self.device)
 
-        def scan_slice(first: int, size: int, drones: torch.Tensor) -> Recorded:
+        def scan_slice(first: int, size: int, drones: torch.Tensor) -> list[Recorded]:
             inputs = [
                 first,
                 drones.data_ptr(),
@@ -215,13 +217,16 @@ class WarpSimulator(Engine):
                 *body[:2],
                 self.lidar,
             ]
-            return Recorded(scan, (size, self._scan_width), inputs, self.device)
+            still = Recorded(scan, (size, self._scan_width), inputs, self.device)
+            return [still, *self.moving_scan(first, size, drones)]
 
         self._everyone = torch.arange(n, dtype=torch.int32, device=self.device)
         head = [0, 0, 0, 0, self.scene.num_maps, self.airframe]
         self._place = Recorded(place, n, [*head, *body, self.map_index], self.device)
         self._rescan = scan_slice(0, n, self._everyone)
-        self._slices = [[fly_slice(*part), scan_slice(*part, self._everyone)] for part in self.team.slices(n)]
+        self._scans = [scan_slice(*part, self._everyone) for part in self.team.slices(n)]
+        parts = zip(self.team.slices(n), self._scans, strict=True)
+        self._slices = [[fly_slice(*part), *scans] for part, scans in parts]
         self._prepared = self.team.prepare(self._slices)
 
     def _plain(self, tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
