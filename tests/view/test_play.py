@@ -16,7 +16,8 @@ from conftest import EVAL
 from navrl.settings import ConfigError
 from navrl.train.build import named_policy
 from navrl.train.settings import compose_config, read_play
-from navrl.view.play import Clock, PlayPage, ViewSettings, check_view, invitation
+from navrl.view.address import ViewSettings, check_view, invitation
+from navrl.view.play import Clock, PlayPage
 from navrl.view.stage import LOW_BOX, on_plane
 
 pytest.importorskip("viser", reason="viser is not installed (extra view)")

@@ -35,7 +35,7 @@ from navrl.sim.scene import BORDER, SceneSettings
 from navrl.sim.simulator import SimSettings
 from navrl.task.env import TaskSettings
 from navrl.task.evaluation import MAX_EPISODES, EvaluationSettings
-from navrl.view.play import ViewSettings
+from navrl.view.address import ViewSettings
 
 log = logging.getLogger("navrl")
 

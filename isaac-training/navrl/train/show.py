@@ -19,7 +19,8 @@ from navrl.task.evaluation import Policy
 from navrl.train.build import SIMPLE_POLICIES, named_policy
 from navrl.train.directory import SETTINGS
 from navrl.train.settings import PlaySettings, stored_config
-from navrl.view.play import DRAW, PlayPage, check_view, has_no_screen, invitation
+from navrl.view.address import check_view, has_no_screen, invitation
+from navrl.view.play import DRAW, PlayPage
 from navrl.view.watch import FollowedRun
 
 OF_THE_RUN = ("sensor", "drone", "env.height_limits", "env.goal_radius", "env.max_episode_length", "env_dyn.vel_range")
