@@ -564,7 +564,9 @@ class TextPanel:
         u, room = self.unit, width - 40 * height / 240
         self.backdrop = Image.new("RGB", (width, height), PANEL)
         draw = ImageDraw.Draw(self.backdrop)
-        draw.text((20 * u, 16 * u), fitting(title, room, font(19 * u, True)), INK, font(19 * u, True))
+        shrink = room / max(font(19 * u, True).getlength(one_line(title, 200)), 1.0)
+        letters = font(u * min(19.0, max(19 * shrink, 13.0)), True)  # a long title is first smaller, then cut
+        draw.text((20 * u, 27 * u), fitting(title, room, letters), INK, letters, "lm")
         draw.text((20 * u, 44 * u), fitting(about, room, font(14 * u)), FAINT, font(14 * u))
         for k, caption in enumerate(("seconds", "m/s", "m to the goal")):
             draw.text((self._column(k), 126 * u), caption, FAINT, font(13 * u))
