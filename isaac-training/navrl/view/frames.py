@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -65,7 +65,7 @@ def haze(colours: np.ndarray | Colour, distance: np.ndarray) -> np.ndarray:
     return colours * left + np.array(HORIZON) * (1 - left)
 
 
-@cache
+@lru_cache(maxsize=32)
 def font(size: float, bold: bool = False) -> ImageFont.FreeTypeFont:
     """DejaVu Sans, which comes with matplotlib and knows many scripts."""
     import matplotlib
