@@ -29,11 +29,12 @@ COMMANDS = {
     "play": "fly a policy on a page in the browser, live, to watch and to disturb",
     "watch": "the same page for a run while it trains",
     "video": "write a video of a policy's flights",
-    "report": "compare runs: a table and their learning curves",
+    "report": "one page about a run, or a comparison of several",
     "rollouts": "list and draw the rollouts a run has stored",
     "replay": "repeat an update that met NaN or infinity",
     "sweep": "search for better settings with many runs, on any number of machines",
     "parity": "fly the same on Warp and on Isaac Lab, and compare",
+    "workspace": "lay out a project's page on wandb",
     "tune": "measure this machine and write a hardware preset for it",
 }
 # What a disk, a directory or their permissions can be blamed for. Anything else is an error of ours: a traceback.
@@ -42,7 +43,7 @@ DISK_TROUBLE = {
     errno.ENAMETOOLONG, errno.ENFILE, errno.ENOENT, errno.ENOSPC, errno.ENOTDIR, errno.EPERM, errno.EROFS,
 }  # fmt: skip
 RUN_KEYS = ("hydra.run.dir", "hydra.sweep.dir", "resume")
-PATH_KEYS = (*RUN_KEYS, "checkpoint", "checkpoint.file", "policy", "run", "view.ghost")
+PATH_KEYS = (*RUN_KEYS, "checkpoint", "checkpoint.file", "policy", "run", "output", "view.ghost")
 RULE = "─" * 120
 
 

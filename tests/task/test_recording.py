@@ -63,3 +63,11 @@ def test_recording_changes_nothing(make_env) -> None:
     )
     assert plain is not None and recorded is not None and plain.recording is None
     assert np.array_equal(plain.trace, recorded.trace) and np.array_equal(plain.outcome, recorded.outcome)
+
+
+def test_clearance_without_moving_obstacles(make_env) -> None:
+    scene = generate_scene(7, 1, 40, 0, "crossing", starts_per_map=16)
+    flights = fly_all(make_env(scene, 16, task={"starts_in_order": True}, decimation=4), straight, record=True)
+    assert flights is not None and flights.recording is not None
+    clearance = flights.recording.clearance()
+    assert (clearance[flights.outcome == 0] > 0.25).all() and (clearance[flights.outcome == 1] < 0.35).all()

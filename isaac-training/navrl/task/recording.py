@@ -46,6 +46,8 @@ class Recording:
         """The least distance (n,) to anything each flight was told of or could see, in m."""
         flown = np.arange(len(self.position))[:, None] < self.samples  # (T, n)
         ranges = self.beams.min(axis=(2, 3)) * (self.sensor.range / 254.0)
+        if not self.moving.shape[3]:
+            return np.where(flown, ranges, np.inf).min(axis=0)
         moving, rows = np.moveaxis(self.moving, 2, 3), np.arange(len(self.position))[:, None, None]
         maps, index = self.map_index[None, :, None], np.maximum(self.told, 0)
         away = np.abs(moving[rows, maps, index] * 1e-3 - self.position[:, :, None])  # (T, n, NEAREST, 3)
