@@ -1,4 +1,4 @@
-"""Fly a policy over maps it has never seen: a table, eval.json and a picture of every flight.
+"""Fly a policy over maps it has never seen: a table, eval.json, a picture of every flight and replays in 3-D.
 
 navrl eval policy=default eval.scenarios=[crossing-350-80] eval.episodes=256
 navrl eval policy=runs/2026-11-16/18-31-09/policy.pt sim.decimation=4
@@ -23,10 +23,11 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 
 from navrl.cli import hydra_command
 from navrl.io.files import write_text
-from navrl.monitor.flights import draw_flights, results_table
+from navrl.monitor.flights import results_table
 from navrl.task.evaluation import Evaluator, Scenario, summarize
 from navrl.train.build import make_policy
 from navrl.train.directory import fresh_directory, write_settings
+from navrl.train.evaluation import writers
 from navrl.train.settings import plain, read_eval
 
 
@@ -46,19 +47,20 @@ def main(cfg: DictConfig) -> None:
     with ScenarioBars(console) as bars:
         for scenario in settings.evaluation.scenarios:
             bars.begin(scenario, episodes)
-            flights = evaluator.fly(scenario, policy, report=bars.report)
+            flights = evaluator.fly(scenario, policy, report=bars.report, record=settings.evaluation.records)
             assert flights is not None, "nobody cancels it"
             result = results[str(scenario)] = summarize(flights)
             if not console.is_terminal:  # a bar that cannot move says nothing until the end
                 console.print(f"{scenario}: {100 * result['success']:.1f} % success")
             write_text(run / "eval.json", json.dumps(results, indent=2) + "\n")
-            if settings.evaluation.picture:
-                title = f"{Path(settings.policy).name}   {scenario}   {episodes} flights"
-                draw_flights(run / f"flights-{scenario}.png", title, flights)
+            title = f"{Path(settings.policy).name}   {scenario}   {episodes} flights"
+            for _, suffix, write in writers(settings.evaluation):
+                write(run / f"flights-{scenario}{suffix}", title, flights)
+            del flights  # 40 MB of recording are not kept while the next scenario is flown
 
     title = f"policy={settings.policy}, {episodes} flights per scenario, seed {settings.evaluation.seed}"
     console.print(results_table(results, title))
-    console.print(f"numbers and pictures: {run}")
+    console.print(f"numbers, pictures and replays: {run}")
 
 
 class ScenarioBars(Progress):

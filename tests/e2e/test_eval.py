@@ -35,9 +35,22 @@ def test_table_json_and_pictures(tmp_path) -> None:
         assert result["episodes"] == 16
         assert sum(result[name] for name in outcomes) == pytest.approx(1.0)
         assert 0 <= result["success_ci95"][0] <= result["success"] <= result["success_ci95"][1] <= 1
-    assert {p.name for p in run_dir.glob("*.png")} == {"flights-crossing-20-8.png", "flights-borders-0-0.png"}
+    for suffix in ("png", "html"):
+        assert {p.stem for p in run_dir.glob(f"*.{suffix}")} == {"flights-crossing-20-8", "flights-borders-0-0"}
+    assert not list(run_dir.glob("*.mp4")), "nobody asked for a video"
     assert (run_dir / "config" / "config.yaml").exists()
     assert "Warp" not in done.stderr, "no alarm about a missing GPU"
+
+
+def test_a_video_and_nothing_else(tmp_path) -> None:
+    done = run(
+        "policy=straight", "eval.scenarios=[crossing-20-8]", "eval.episodes=4", "eval.maps=1",
+        "env.max_episode_length=60", "eval.picture=false", "eval.replay=false", "eval.video=true", cwd=tmp_path,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    (run_dir,) = tmp_path.glob("runs/*/*")
+    (video,) = run_dir.glob("flights-*")
+    assert video.name == "flights-crossing-20-8.mp4" and video.read_bytes()[4:8] == b"ftyp"
 
 
 @pytest.mark.parametrize(

@@ -30,11 +30,13 @@ from navrl.train.directory import RunDirectory
 from navrl.train.resume import Resumed
 from navrl.train.saving import Saving
 from navrl.train.settings import TrainSettings, compose_config, read_train
+from navrl.view import replay, video
 
 SMALL = [
     "device=cpu", "env.num_envs=8", "algo.training_frame_num=4", "algo.num_minibatches=2", "env.num_maps=1",
     "max_frame_num=320", "eval_interval=4", "eval.scenarios=[crossing-0-0]", "eval.episodes=2", "eval.final_episodes=2",
-    "eval.maps=1", "eval.picture=false", "env.max_episode_length=8", "save_interval=3", "logger=none",
+    "eval.maps=1", "eval.picture=false", "eval.replay=false", "env.max_episode_length=8", "save_interval=3",
+    "logger=none",
 ]  # fmt: skip
 MODES = {
     "serial": [],
@@ -129,6 +131,9 @@ PLACES = {
     "timers": (PerformanceMonitor, "memory", 5),
     "evaluator": (Evaluator, "fly", 1),
     "table": (evaluation, "results_table", 1),
+    "picture": (evaluation, "draw_flights", 1),
+    "replay": (replay, "write_replay", 1),
+    "video": (video, "write_video", 1),
     "curves": (evaluation, "draw_curves", 1),
     "save": (Saving, "save", 1),
 }
@@ -137,6 +142,7 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_an_exception_anywhere_saves_a_state_that_resumes(tmp_path, monkeypatch, place: str) -> None:
     extra = ["rollout_save_interval=1", "return_same_td=false", "logger=tensorboard"]
+    extra += [f"eval.{place}=true"] if place in ("picture", "replay", "video") else []
     whole = Run(tmp_path / "whole", *extra)
     whole.path.mkdir()
     assert whole.train() == 0
@@ -148,7 +154,9 @@ def test_an_exception_anywhere_saves_a_state_that_resumes(tmp_path, monkeypatch,
             run.train()
     assert run.envs[0].closed, "the simulator is closed"
     assert [
-        thread.name for thread in threading.enumerate() if thread.name in ("checkpoint saver", "rollout archive")
+        thread.name
+        for thread in threading.enumerate()
+        if thread.name.startswith(("checkpoint saver", "rollout archive", "logging"))
     ] == []
     with RunDirectory(run.path):
         pass  # the lock is free

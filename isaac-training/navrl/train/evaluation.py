@@ -1,10 +1,13 @@
-"""Evaluations during training: scores, table, pictures and the best policy, on maps that are never trained on."""
+"""Evaluations during training: scores, table, pictures, replays and the best policy, on maps never trained on."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
+from pathlib import Path
+from typing import Any
 
 import torch
 from tensordict import TensorDictBase
@@ -14,11 +17,33 @@ from navrl.io.files import write_text
 from navrl.monitor.console import TrainingConsole, clock
 from navrl.monitor.curves import draw_curves
 from navrl.monitor.flights import draw_flights, results_table
-from navrl.task.evaluation import Evaluator, Flights, Scenario, join_flights, summarize
+from navrl.task.evaluation import EvaluationSettings, Evaluator, Flights, Scenario, join_flights, summarize
 from navrl.train.saving import Saving
 from navrl.train.settings import TrainSettings
 
 DRAWN = 1500  # rows of metrics in a picture: more than it has pixels
+# While training a video is short and small: 2 MB, of which a logger keeps every one, and a tenth of the time.
+VIDEO = {"flights_shown": 2, "size": (960, 540), "fps": 20}
+GIF = {"width": 400, "fps": 8}
+
+
+def writers(
+    settings: EvaluationSettings, **video: Any
+) -> Iterator[tuple[str, str, Callable[[Path, str, Flights], Any]]]:
+    """What an evaluation was asked to show of its flights: its kind, the suffix of the file, and who writes it.
+
+    `video`: options of `write_video`, which returns false if it was cancelled.
+    """
+    if settings.picture:
+        yield "picture", ".png", draw_flights
+    if settings.replay:
+        from navrl.view.replay import write_replay
+
+        yield "replay", ".html", write_replay
+    if settings.video:
+        from navrl.view.video import write_video
+
+        yield "video", ".mp4", partial(write_video, **video)
 
 
 class PeriodicEvaluation:
@@ -58,18 +83,39 @@ class PeriodicEvaluation:
             with monitor.timer("evaluate"), loggers.disk("drawing an evaluation"):
                 told = {"frames": progress.frames, "scenarios": results}
                 write_text(self.saving.run / "eval.json", json.dumps(told, indent=2) + "\n")
-                if self.settings.picture:
-                    first, flights = next(iter(flown.items()))
-                    picture = self.saving.run / f"flights-{first}.png"
-                    after = f"after {progress.frames / 1e6:.1f} M frames"
-                    draw_flights(picture, f"{self.saving.run.name}   {first}   {after}", flights)
-                    loggers.picture("flights", picture, progress.frames)
+            with monitor.timer("evaluate"):
+                self._show(*next(iter(flown.items())))
             title = f"unseen maps after {progress.frames / 1e6:.1f} M frames, {clock(monitor.elapsed)}"
             self.console.say(results_table(results, title))
             with monitor.timer("log"):
                 loggers.log(progress.scores, progress.frames)
+                loggers.table(results, progress.frames)
             self.draw_curves()
         return results
+
+    def _show(self, scenario: str, flights: Flights) -> None:
+        """Write and log what a person can look at; what fails leaves the rest alone."""
+        run, frames, loggers = self.saving.run, self.saving.progress.frames, self.saving.loggers
+        title = f"{run.name}   {scenario}   after {frames / 1e6:.1f} M frames"
+        for kind, suffix, write in writers(self.settings, cancelled=lambda: bool(self.stop), **VIDEO):
+            path = run / f"flights-{scenario}{suffix}"
+            with self.saving.monitor.timer(kind), loggers.disk(f"writing {path}"):
+                if write(path, title, flights) is False:
+                    continue
+                loggers.media(f"media/{kind}", path, frames)
+                if kind == "video" and loggers.takes(".gif"):
+                    self._log_gif(path)
+
+    def _log_gif(self, video: Path) -> None:
+        """Log a video as a GIF, for a logger that shows no other."""
+        from navrl.view.video import write_gif
+
+        animation = video.with_suffix(".gif")
+        try:
+            write_gif(video, animation, **GIF)
+            self.saving.loggers.media("media/video", animation, self.saving.progress.frames)
+        finally:
+            animation.unlink(missing_ok=True)  # the logger has a copy
 
     def _fly_share(self, scenarios: Sequence[Scenario], episodes: int, share: tuple[int, int]) -> dict | None:
         """Flights of this rank by scenario; None if they were cut short."""

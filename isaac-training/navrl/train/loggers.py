@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
+
+from omegaconf import OmegaConf
 
 from navrl.io.files import DiskGuard
 from navrl.monitor.metrics import CsvLogger, Logger, TensorBoardLogger, WandbLogger, read_rows
@@ -16,7 +20,8 @@ from navrl.train.settings import TrainSettings
 class Loggers:
     """metrics.csv always, wandb or TensorBoard if the settings ask for it; nothing on other ranks than the first.
 
-    A disk that fails does not end the run.
+    A disk that fails does not end the run. Tables and policies are logged by a thread: wandb asks its server about them
+    first, and training does not wait for that.
     """
 
     def __init__(
@@ -30,6 +35,7 @@ class Loggers:
     ) -> None:
         self.disk, self.wandb_id = disk, settings.logging.run_id
         self._loggers: list[Logger] = []
+        self._thread = ThreadPoolExecutor(1, "logging")
         if not ranks.first:
             return
         frames, rows = 0, []
@@ -47,21 +53,47 @@ class Loggers:
             wandb = WandbLogger(run, config, s.mode, s.project, name, s.entity, self.wandb_id)
             self._loggers.append(wandb)
             self.wandb_id = wandb.run.id
+            with disk("saving the settings for wandb"):
+                wandb.text("config/config.yaml", OmegaConf.to_yaml(settings.config))
 
     def log(self, metrics: Mapping[str, float], frames: int) -> None:
         for logger in self._loggers:
             with self.disk("logging"):
                 logger.log(metrics, frames)
 
-    def picture(self, name: str, path: Path, frames: int) -> None:
+    def takes(self, suffix: str) -> bool:
+        """Whether any logger shows files that end in `suffix`."""
+        return any(suffix in logger.takes for logger in self._loggers)
+
+    def media(self, name: str, path: Path, frames: int) -> None:
+        """Log a picture, page or video; the file may be overwritten afterwards."""
         for logger in self._loggers:
-            with self.disk("logging a picture"):
-                logger.picture(name, path, frames)
+            if path.suffix in logger.takes:
+                with self.disk(f"logging {path}"):
+                    logger.media(name, path, frames)
+
+    def table(self, results: Mapping[str, Mapping[str, Any]], frames: int) -> None:
+        """Log the results of an evaluation by scenario, soon."""
+        for logger in self._loggers:
+            self._thread.submit(self._attempt, "logging a table", logger.table, results, frames)
+
+    def policy(self, path: Path, about: Mapping[str, Any], best: bool = False) -> None:
+        """Log a policy file that is whole, soon; it may be removed afterwards. Any thread may call this."""
+        content = path.read_bytes()
+        for logger in self._loggers:
+            self._thread.submit(self._attempt, f"logging {path}", logger.policy, content, about, best)
+
+    def _attempt(self, what: str, function: Callable[..., None], *arguments: object) -> None:
+        try:
+            function(*arguments)
+        except Exception as error:  # wandb has a class of its own for whatever its server answers
+            self.disk.failed(what, error)
 
     def __enter__(self) -> Loggers:
         return self
 
     def __exit__(self, *_: object) -> None:
+        self._thread.shutdown()
         for logger in self._loggers:
             try:
                 logger.close()

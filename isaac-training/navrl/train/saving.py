@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import logging
 import time
 from pathlib import Path
@@ -9,7 +10,7 @@ from types import TracebackType
 
 from omegaconf import OmegaConf
 
-from navrl.checkpoint.retention import CheckpointFolder, states_of
+from navrl.checkpoint.retention import BEST, CheckpointFolder, states_of
 from navrl.checkpoint.saver import AsyncCheckpointSaver
 from navrl.collect.batches import Batches, whole_state
 from navrl.io.files import MANIFEST, DiskGuard, Written, write_checkpoint
@@ -58,6 +59,10 @@ class Saving:
         self._config = OmegaConf.to_yaml(settings.config)
         self._saved_at = time.monotonic()
         self.policy_iteration: int | None = None  # of the policy.pt on disk, if this process wrote it
+        self._policy_about: dict = {}  # ... and what it says of itself
+        self._logged_frames = -1  # of the policy that was logged last
+        before = [BEST.fullmatch(path.name) for path in self.folder.path.glob("best-*")]
+        self._best_score = max((float(match[2]) for match in before if match), default=0.0)
 
     def due(self) -> bool:
         """Whether it is time to save, by iterations or by the clock."""
@@ -80,7 +85,9 @@ class Saving:
             weights, norm = self.ppo.ema_policy.state_dict(), self.ppo.value_norm.state_dict()
             content = policy_content(self.settings.network, weights, norm, self.about())
             path = self.folder.best(self.progress.iteration, score)
-            self.saver.save_async(content, path, compress=False, keep=True)
+            best, self._best_score = score >= self._best_score, max(score, self._best_score)
+            after = functools.partial(self._log_policy, success=score, best=best)
+            self.saver.save_async(content, path, compress=False, keep=True, after=after)
 
     def save_replay(self, broken: NotFinite) -> None:
         """Save what scripts/replay.py needs to fail in the same way: of several ranks all their batches as one."""
@@ -129,11 +136,24 @@ class Saving:
         content = policy_content(network, state["ppo"]["averaged"], norm, state["about"])
         manifest = self.run / MANIFEST
         write_checkpoint(self.run / "policy.pt", content, manifest=manifest)
-        self.policy_iteration = state["iteration"]
+        self.policy_iteration, self._policy_about = state["iteration"], state["about"]
         every = self.settings.save.keep_every
         if every and state["iteration"] % every == 0:
             write_checkpoint(self.folder.policy(state["iteration"]), content, manifest=manifest)
         self.folder.prune()
+
+    def _log_policy(self, content: dict, written: Written, success: float, best: bool) -> None:
+        """In the background, once a policy that was evaluated is on disk: it may not stay there for long."""
+        about = content["about"] | {"network": content["network"], "success": success}
+        self.loggers.policy(self.run / written.file, about, best)
+        self._logged_frames = content["about"]["frames"]
+
+    def _log_last_policy(self) -> None:
+        """Log policy.pt, unless it was logged when it was evaluated."""
+        if self._policy_about and self._policy_about["frames"] != self._logged_frames:
+            with self.loggers.disk("logging the policy"):
+                about = self._policy_about | {"network": self.settings.network.describe()}
+                self.loggers.policy(self.run / "policy.pt", about)
 
     def __enter__(self) -> Saving:
         return self
@@ -146,6 +166,7 @@ class Saving:
                 log.warning("the state could not be saved: %s: %s", type(second).__name__, second)
         if self.saver:
             self.saver.shutdown()
+            self._log_last_policy()
         if error is not None and self.saver and states_of(self.run):
             hint = shell_word("resume", self.run)
             log.warning("%s ended the run; resume with: navrl train %s", type(error).__name__, hint)
