@@ -29,7 +29,8 @@ class Cursor {
 
   take(Type, count) {
     const end = this.at + count * Type.BYTES_PER_ELEMENT;
-    if (!Number.isInteger(count) || count < 0 || end > this.buffer.byteLength) throw new Error("the flights are cut off");
+    const fits = Number.isInteger(count) && count >= 0 && end <= this.buffer.byteLength;
+    if (!fits) throw new Error("the flights are cut off");
     const array = new Type(this.buffer.slice(this.at, end)); // a copy: arrays of 16 bits must be aligned
     this.at = end;
     return array;

@@ -4,6 +4,7 @@ const DRONE_SIZE = 1.6; // drawn larger than life, ...
 const DRONE_SHARE = 0.055; // ... and from afar at least as large as this share of the distance
 const DRONE_RADIUS = 0.3; // m: what nothing may enter (drone.collision_radius)
 const GOAL_RADIUS = 0.5; // m (env.goal_radius)
+const SEE_THROUGH = 0.1; // how much remains of an obstacle that hides the drone
 const GROUND = 25; // m: half its side
 const SHADOW_SIZE = 2048; // texels
 const LIGHT = normalize([-0.55, -0.3, 0.85]); // toward the sun
@@ -60,7 +61,8 @@ function transform(m, [x, y, z]) {
 function perspective(fov, aspect, near, far, shift) {
   const f = 1 / Math.tan(fov / 2);
   const depth = near - far;
-  return new Float32Array([f / aspect, 0, 0, 0, 0, f, 0, 0, 0, -shift, (far + near) / depth, -1, 0, 0, (2 * far * near) / depth, 0]);
+  const last = [0, 0, (2 * far * near) / depth, 0];
+  return new Float32Array([f / aspect, 0, 0, 0, 0, f, 0, 0, 0, -shift, (far + near) / depth, -1, ...last]);
 }
 
 function orthographic(half, near, far) {
@@ -383,10 +385,10 @@ class Program {
       gl.shaderSource(shader, text);
       gl.compileShader(shader);
       gl.attachShader(this.handle, shader);
-      if (!gl.getShaderParameter(shader, gl.COMPILE_STATUS) && !gl.isContextLost()) throw new Error(gl.getShaderInfoLog(shader));
+      if (!gl.getShaderParameter(shader, gl.COMPILE_STATUS)) throw new Error(gl.getShaderInfoLog(shader));
     }
     gl.linkProgram(this.handle);
-    if (!gl.getProgramParameter(this.handle, gl.LINK_STATUS) && !gl.isContextLost()) throw new Error(gl.getProgramInfoLog(this.handle));
+    if (!gl.getProgramParameter(this.handle, gl.LINK_STATUS)) throw new Error(gl.getProgramInfoLog(this.handle));
     this.places = new Map();
   }
 
@@ -559,7 +561,7 @@ class Painter {
   }
 
   // Obstacles between camera and drone become see-through, within a fifth of a second; at once after a jump.
-  fade(index, hides, seconds, least = 0.13) {
+  fade(index, hides, seconds, least = SEE_THROUGH) {
     const wanted = hides ? least : 1;
     const u = this.settled ? 1 - Math.exp(-seconds * 9) : 1;
     const now = mix(this.seeThrough[index], wanted, u);
@@ -635,17 +637,11 @@ class Painter {
     this.dots.draw();
     this.drawGlows(time, state, view, glow);
 
-    // See-through obstacles: first their depth, so that only the nearest of them is blended.
-    gl.depthMask(true);
-    gl.colorMask(false, false, false, false);
-    for (const colours of [false, true]) {
-      gl.colorMask(colours, colours, colours, colours);
-      solid.use({ ...common, u_pass: 1 });
-      this.boxes.draw();
-      this.cuboids.draw();
-      solid.use({ u_edges: false });
-      this.cylinders.draw();
-    }
+    solid.use({ ...common, u_pass: 1 }); // see-through obstacles
+    this.boxes.draw();
+    this.cuboids.draw();
+    solid.use({ u_edges: false });
+    this.cylinders.draw();
     this.settled = true;
   }
 
@@ -661,7 +657,7 @@ class Painter {
       const hides = !view.eyes && this.hides(view.eye, drone, x, y, Math.hypot(w, l) / 2, 0, h);
       const red = hit && hit.box === i ? struck : 0;
       for (let c = 0; c < 3; c++) values[at + 6 + c] = mix(this.boxColours[at + 6 + c], show.colour[c], 0.8 * red);
-      values[at + 9] = this.fade(i, hides, show.seconds, mix(0.13, 0.5, red));
+      values[at + 9] = this.fade(i, hides, show.seconds, mix(SEE_THROUGH, 0.5, red));
     }
     this.boxes.upload();
 
@@ -675,7 +671,7 @@ class Painter {
       const red = hit && hit.moving === j ? struck : 0;
       const base = told.has(j) ? PALETTE.told : PALETTE.moving;
       const colour = base.map((value, c) => mix(value, show.colour[c], 0.9 * red));
-      const solid = this.fade(this.boxes.count + j, hides, show.seconds, mix(0.13, 0.5, red));
+      const solid = this.fade(this.boxes.count + j, hides, show.seconds, mix(SEE_THROUGH, 0.5, red));
       const floating = h <= 1;
       (floating ? this.cuboids : this.cylinders).push(x, y, z, w, w, h, ...colour, solid);
       this.shadows.push(x, y, 0.02, w * (floating ? 0.8 : 1.1), 0, 0, 0, floating ? 0.35 : 0.5);
@@ -692,7 +688,8 @@ class Painter {
   }
 
   ring(centre, radius, colour, alpha, width, sides = 40) {
-    const at = (i) => add(centre, [Math.cos((2 * Math.PI * i) / sides), Math.sin((2 * Math.PI * i) / sides), 0], radius);
+    const angle = (2 * Math.PI) / sides;
+    const at = (i) => add(centre, [Math.cos(angle * i), Math.sin(angle * i), 0], radius);
     for (let i = 0; i < sides; i++) this.segment(at(i), at(i + 1), colour, alpha, width);
   }
 
@@ -722,12 +719,8 @@ class Painter {
       });
     }
     if (show.velocity) {
-      for (const [velocity, colour, width] of [[state.command, PALETTE.command, 2.2], [state.velocity, PALETTE.flown, 3.4]]) {
-        const speed = Math.hypot(...velocity);
-        if (speed < 0.1) continue;
-        if (view.eyes) this.dots.push(...add(here, velocity, 4 / speed), 3 * width * this.scale, ...colour, 1);
-        else this.arrow(here, velocity, colour, width);
-      }
+      this.placeVelocity(here, state.command, PALETTE.command, 2.2, view.eyes);
+      this.placeVelocity(here, state.velocity, PALETTE.flown, 3.4, view.eyes);
     }
     this.lines.upload();
     this.dots.upload();
@@ -752,7 +745,8 @@ class Painter {
     const floor = (p, z = 0.03) => [p[0], p[1], z];
     this.ring(floor(start), 0.4, PALETTE.start, 0.8, 2);
     this.segment(floor(start), start, PALETTE.start, 0.5, 1.5);
-    for (const [radius, alpha] of [[0.5, 0.9], [0.9, 0.4], [1.3, 0.18]]) this.ring(floor(goal), radius, PALETTE.goal, alpha, 2);
+    const rings = [[0.5, 0.9], [0.9, 0.4], [1.3, 0.18]];
+    for (const [radius, alpha] of rings) this.ring(floor(goal), radius, PALETTE.goal, alpha, 2);
     this.segment(floor(goal), floor(goal, 9), PALETTE.goal, 0.5, 5, { end: 0, light: true }); // to be seen from afar
     this.segment(floor(goal), floor(goal, 9), PALETTE.goal, 0.7, 1.6, { end: 0, light: true });
 
@@ -768,13 +762,22 @@ class Painter {
     this.ring(floor(end), 0.3 + 0.9 * show.burst, show.colour, 0.6, 2);
   }
 
-  arrow(from, velocity, colour, width) {
-    const tip = add(from, velocity, 0.75);
+  // An arrow; seen with the drone's own eyes, a dot where it flies to.
+  placeVelocity(from, velocity, colour, width, eyes) {
+    const speed = Math.hypot(...velocity);
+    if (speed < 0.1) return;
     const way = normalize(velocity);
+    if (eyes) {
+      this.dots.push(...add(from, way, 4), 3 * width * this.scale, ...colour, 1);
+      return;
+    }
+    const tip = add(from, velocity, 0.75);
     this.segment(from, tip, colour, 0.95, width);
     const side = normalize(cross(way, Math.abs(way[2]) > 0.9 ? [1, 0, 0] : [0, 0, 1]));
-    const barb = Math.min(0.2, 0.3 * Math.hypot(...velocity));
-    for (const sign of [-1, 1]) this.segment(tip, add(add(tip, way, -barb), side, sign * barb * 0.55), colour, 0.95, width);
+    const barb = Math.min(0.2, 0.3 * speed);
+    for (const sign of [-1, 1]) {
+      this.segment(tip, add(add(tip, way, -barb), side, sign * barb * 0.55), colour, 0.95, width);
+    }
   }
 
   dronePose(state) {
@@ -805,7 +808,8 @@ class Painter {
       const disc = body.slice();
       for (let c = 0; c < 12; c++) disc[c] *= c < 8 ? 0.22 : 0.004;
       disc.set(place.slice(0, 3), 12);
-      glow.use({ ...common, u_model: disc, u_tint: i < 2 ? [1, 0.62, 0.4, 1] : [0.75, 0.85, 1, 1], u_rim: [0.2, 0.24] });
+      const tint = i < 2 ? [1, 0.62, 0.4, 1] : [0.75, 0.85, 1, 1];
+      glow.use({ ...common, u_model: disc, u_tint: tint, u_rim: [0.2, 0.24] });
       this.disc.draw();
     });
     this.gl.enable(this.gl.CULL_FACE);

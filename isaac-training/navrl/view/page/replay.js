@@ -23,6 +23,18 @@ function readColour(text) {
   return rgb.map((value) => mix(value, 1, 0.14));
 }
 
+// Gives a canvas as many pixels as it takes up on the page, times `ratio`; returns width and height.
+function fit(canvas, ratio) {
+  const size = [canvas.clientWidth, canvas.clientHeight].map((length) => Math.max(1, Math.round(length * ratio)));
+  if (canvas.width !== size[0]) canvas.width = size[0]; // setting it would clear it
+  if (canvas.height !== size[1]) canvas.height = size[1];
+  return size;
+}
+
+function press(group, pressed) {
+  for (const button of group.children) button.setAttribute("aria-pressed", String(pressed(button)));
+}
+
 function css(rgb) {
   return `rgb(${rgb.map((value) => Math.round(value * 255)).join(" ")})`;
 }
@@ -85,8 +97,9 @@ class Camera {
     const metres = (2 * this.reach() * this.zoom * Math.tan(this.fov / 2)) / height;
     const turn = this.heading + this.yaw;
     const [ahead, right] = [[Math.cos(turn), Math.sin(turn), 0], [Math.sin(turn), -Math.cos(turn), 0]];
-    this.centre = add(add(this.centre, right, -dx * metres), ahead, (dy * metres) / Math.max(Math.sin(this.pitch), 0.35));
-    this.centre = [clamp(this.centre[0], -40, 40), clamp(this.centre[1], -40, 40), this.centre[2]];
+    const [sideways, onward] = [-dx * metres, (dy * metres) / Math.max(Math.sin(this.pitch), 0.35)];
+    const [x, y, z] = add(add(this.centre, right, sideways), ahead, onward);
+    this.centre = [clamp(x, -40, 40), clamp(y, -40, 40), z];
   }
 
   // { eye, target, up, fov, eyes } for the drone now; `seconds` have passed since the last call.
@@ -99,7 +112,9 @@ class Camera {
     const u = this.from ? smooth(0, 0.55, this.since) : 1;
     const view = { ...wanted, fov: this.fov, eyes: this.mode === "eyes" && u > 0.6 };
     if (u < 1) {
-      for (const part of ["eye", "target", "up"]) view[part] = wanted[part].map((value, i) => mix(this.from[part][i], value, u));
+      for (const part of ["eye", "target", "up"]) {
+        view[part] = wanted[part].map((value, i) => mix(this.from[part][i], value, u));
+      }
       view.fov = mix(this.from.fov, this.fov, u);
     }
     this.last = view;
@@ -133,7 +148,9 @@ function clearHeight(flight, [x, y]) {
   const { boxes } = flight.map;
   let height = 0;
   for (let i = 0; i < boxes.length; i += 5) {
-    const away = Math.hypot(Math.max(boxes[i] - x, 0, x - boxes[i + 2]), Math.max(boxes[i + 1] - y, 0, y - boxes[i + 3]));
+    const dx = Math.max(boxes[i] - x, 0, x - boxes[i + 2]);
+    const dy = Math.max(boxes[i + 1] - y, 0, y - boxes[i + 3]);
+    const away = Math.hypot(dx, dy);
     if (away < 2) height = Math.max(height, (boxes[i + 4] + 0.4) * (1 - smooth(0.35, 2, away)));
   }
   return height;
@@ -146,13 +163,15 @@ class Player {
     this.data = data;
     this.painter = painter;
     this.camera = new Camera();
-    this.colours = Object.fromEntries(Object.entries(data.about.colours).map(([name, colour]) => [name, readColour(colour)]));
+    const colours = Object.entries(data.about.colours);
+    this.colours = Object.fromEntries(colours.map(([name, colour]) => [name, readColour(colour)]));
     this.show = { beams: true, velocity: true };
     this.speed = 1;
     this.playing = true;
     this.frames = 0;
     this.detail = 1; // of the resolution; less on slow machines
-    this.slow = 0;
+    this.slow = 0; // share of slow frames, lately
+    this.settling = 0; // s that are still drawn after something changed
     this.buildList();
     this.connect();
     this.choose(0);
@@ -201,17 +220,19 @@ class Player {
   // How near obstacles are over time: the nearer, the higher.
   drawGraph(canvas, flight, strong) {
     const ratio = window.devicePixelRatio || 1;
-    const [width, height] = [canvas.clientWidth, canvas.clientHeight].map((size) => Math.max(1, Math.round(size * ratio)));
-    Object.assign(canvas, { width, height });
+    const [width, height] = fit(canvas, ratio);
     const paint = canvas.getContext("2d");
-    const range = flight.lidar.range;
-    const at = (k) => [(flight.timeOf(k) / flight.length) * width, height * (1 - 0.92 * (1 - clamp(flight.nearest[k] / range, 0, 1)) ** 1.6)];
+    const at = (k) => {
+      const near = 1 - clamp(flight.nearest[k] / flight.lidar.range, 0, 1);
+      return [(flight.timeOf(k) / flight.length) * width, height * (1 - 0.92 * near ** 1.6)];
+    };
     const fill = paint.createLinearGradient(0, 0, 0, height);
     const colour = css(this.colourOf(flight.outcome));
     const alpha = strong ? 1 : 0.8;
     fill.addColorStop(0, `rgb(255 110 80 / ${0.85 * alpha})`);
     fill.addColorStop(0.35, `rgb(255 190 90 / ${0.55 * alpha})`);
     fill.addColorStop(1, `rgb(90 200 210 / ${0.22 * alpha})`);
+    paint.clearRect(0, 0, width, height);
     paint.beginPath();
     paint.moveTo(0, height);
     for (let k = 0; k < flight.samples; k++) paint.lineTo(...at(k));
@@ -259,11 +280,10 @@ class Player {
     if (this.camera.mode === "orbit") this.camera.centre = flight.position.slice(0, 3);
     this.items.forEach(({ button }, i) => button.setAttribute("aria-current", String(i === this.index)));
     const { button } = this.items[this.index];
-    const list = $("flights");
-    list.scrollTo({ // not scrollIntoView: it would scroll a page that embeds this one
-      top: clamp(list.scrollTop, button.offsetTop + button.offsetHeight - list.offsetTop - list.clientHeight + 8, button.offsetTop - list.offsetTop - 8),
-      left: button.offsetLeft - 14, behavior: "smooth",
-    });
+    const list = $("flights"); // not scrollIntoView: it would scroll a page that embeds this one
+    const top = button.offsetTop - list.offsetTop;
+    const lowest = top + button.offsetHeight - list.clientHeight + 8;
+    list.scrollTo({ top: clamp(list.scrollTop, lowest, top - 8), left: button.offsetLeft - 14, behavior: "smooth" });
     const now = $("now");
     now.style.setProperty("--c", css(this.colourOf(flight.outcome)));
     now.children[0].textContent = flight.reason;
@@ -295,7 +315,7 @@ class Player {
 
   setSpeed(speed) {
     this.speed = speed;
-    for (const button of $("speeds").children) button.setAttribute("aria-pressed", String(Number(button.dataset.speed) === speed));
+    press($("speeds"), (button) => Number(button.dataset.speed) === speed);
   }
 
   setCamera(mode) {
@@ -304,7 +324,7 @@ class Player {
   }
 
   markCamera() {
-    for (const button of $("cameras").children) button.setAttribute("aria-pressed", String(button.dataset.camera === this.camera.mode));
+    press($("cameras"), (button) => button.dataset.camera === this.camera.mode);
     this.changed = true;
   }
 
@@ -362,7 +382,7 @@ class Player {
     this.before = now;
     if (this.playing) this.advance(passed);
     const moving = this.playing || this.changed || this.camera.since < 0.6;
-    this.settling = moving ? 0.6 : (this.settling || 0) - passed; // obstacles may still be fading
+    this.settling = moving ? 0.6 : this.settling - passed; // obstacles may still be fading
     if (moving || this.settling > 0) this.paint(passed);
   }
 
@@ -379,8 +399,7 @@ class Player {
     const canvas = $("view");
     this.adapt(passed);
     const pixels = Math.min(window.devicePixelRatio || 1, 2) * (this.playing ? this.detail : 1); // stills are sharp
-    const [width, height] = [canvas.clientWidth, canvas.clientHeight].map((size) => Math.max(1, Math.round(size * pixels)));
-    if (canvas.width !== width || canvas.height !== height) Object.assign(canvas, { width, height });
+    const [width, height] = fit(canvas, pixels);
     const state = this.flight.at(this.time);
     const view = this.camera.look(this.flight, state, width / height, passed);
     const burst = this.playing ? 0.5 + 0.5 * Math.sin(Math.min(this.held * 5, Math.PI / 2)) : 1;
@@ -414,7 +433,9 @@ class Fingers {
       this.down.set(event.pointerId, [event.clientX, event.clientY]);
     });
     canvas.addEventListener("pointermove", (event) => this.move(event));
-    for (const name of ["pointerup", "pointercancel"]) canvas.addEventListener(name, (event) => this.down.delete(event.pointerId));
+    for (const name of ["pointerup", "pointercancel"]) {
+      canvas.addEventListener(name, (event) => this.down.delete(event.pointerId));
+    }
     canvas.addEventListener("contextmenu", (event) => event.preventDefault());
     canvas.addEventListener("wheel", (event) => {
       event.preventDefault();
@@ -464,7 +485,7 @@ function expose(player) {
   read("camera", () => player.camera.mode);
   read("eye", () => player.camera.last.eye);
   read("observed", () => Array.from(player.flight.at(player.time).told)); // moving obstacles
-  read("frames", () => player.frames);
+  read("still", () => !player.changed && player.settling <= 0); // nothing moves any more
   Object.assign(window.replay, {
     play: () => player.play(true),
     pause: () => player.play(false),
@@ -479,7 +500,9 @@ function expose(player) {
 }
 
 async function start() {
-  if (typeof DecompressionStream === "undefined") return fail("This page needs a newer browser: this one has no DecompressionStream.");
+  if (typeof DecompressionStream === "undefined") {
+    return fail("This page needs a newer browser: this one has no DecompressionStream.");
+  }
   let painter;
   try {
     painter = new Painter($("view"));
