@@ -451,12 +451,12 @@ def test_a_field_without_obstacles(browser, flights: Flights, tmp_path: Path) ->
     recording, scene = flights.recording, flights.scene
     assert recording
     empty = replace(
-        flights,
+        with_outcomes(flights, SUCCESS),
         scene=replace(scene, box_offsets=scene.box_offsets * 0, moving_count=scene.moving_count * 0),
         recording=replace(recording, moving=recording.moving[..., :0], told=np.full_like(recording.told, -1)),
     )
     path = tmp_path / "page.html"
-    path.write_text(replay.viewer(replay.pack(empty, [(0, "success")]), "empty"))
+    replay.write_replay(path, "empty", empty)
     page = opened(browser, path)
     wait(page, "replay.time > 0.1")
     assert page.evaluate("replay.boxes()") == page.evaluate("replay.observed") == []

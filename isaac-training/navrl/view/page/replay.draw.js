@@ -635,7 +635,7 @@ class Painter {
     this.lines.draw();
     dot.use({ u_view: this.view, u_size: size, u_flat: false });
     this.dots.draw();
-    this.drawGlows(time, state, view, glow);
+    this.drawGlows(state, view, glow);
 
     solid.use({ ...common, u_pass: 1 }); // see-through obstacles
     this.boxes.draw();
@@ -792,7 +792,7 @@ class Painter {
     this.droneCylinders.draw();
   }
 
-  drawGlows(time, state, view, glow) {
+  drawGlows(state, view, glow) {
     const { goal } = this.flight;
     const common = { u_view: this.view, u_eye: view.eye };
     const ball = (place, radius, tint, rim) => {
