@@ -5,6 +5,7 @@ An evaluation records its first flights. What can be seen of them later (replay 
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from navrl.task.env import NavigationEnv
 
 SAMPLE_SECONDS = 0.064  # between samples: 12 cm at full speed, which a page can interpolate
-MOST = 256  # flights recorded: 40 MB while an evaluation runs
+MOST, FEWEST = 256, 16  # flights recorded: 40 MB while an evaluation runs with 36 × 4 beams, fewer with more beams
 CLEAR = 255  # of a LiDAR beam that meets nothing
 
 
@@ -30,6 +31,7 @@ class Recording:
 
     seconds: float  # between samples
     sensor: LidarSpec
+    radii: tuple[float, float]  # m: around the drone, which nothing may enter; around the goal
     start: np.ndarray  # (n, 3) float32, m
     goal: np.ndarray  # (n, 3) float32, m
     map_index: np.ndarray  # (n,) into the scene, and into `moving`
@@ -64,6 +66,7 @@ class FlightRecorder:
 
     def __init__(self, env: NavigationEnv, most: int = MOST) -> None:
         sim = env.simulator
+        most = max(FEWEST, min(most, most * 144 // math.prod(sim.settings.lidar.shape)))
         self.env, self.count = env, min(most, env.num_envs)
         decision = sim.settings.step_seconds * sim.settings.decimation
         self._every = max(1, round(SAMPLE_SECONDS / decision))  # decisions
@@ -115,6 +118,7 @@ class FlightRecorder:
         return Recording(
             seconds=self.seconds,
             sensor=sim.settings.lidar,
+            radii=(sim.settings.collision_radius, self.env.settings.goal_radius),
             start=self._start,
             goal=_numpy(self.env.goal[:n]),
             map_index=_numpy(sim.map_index[:n]),

@@ -109,6 +109,7 @@ def pack(flights: Flights, chosen: list[tuple[int, str]]) -> str:
     sensor, (turn, rise) = recording.sensor, _every(recording)
     header = {
         "seconds": recording.seconds,
+        "radii": recording.radii,
         "colours": COLOURS,
         "counts": {name: int((flights.outcome == index).sum()) for index, name in enumerate(OUTCOMES)},
         "lidar": {

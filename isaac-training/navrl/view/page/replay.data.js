@@ -120,6 +120,7 @@ class Flight {
     this.map = maps[flight.map];
     this.seconds = about.seconds;
     this.lidar = about.lidar;
+    this.radii = about.radii; // m: around the drone, around the goal
     this.length = clamp(flight.length, 1e-3 + Math.max(n - 2, 0) * about.seconds, Math.max(n - 1, 1) * about.seconds);
     this.position = cursor.sums(n, 3, about.steps[0]);
     this.quaternion = cursor.sums(n, 4, about.steps[1]);

@@ -2,8 +2,6 @@
 
 const DRONE_SIZE = 1.6; // drawn larger than life, ...
 const DRONE_SHARE = 0.055; // ... and from afar at least as large as this share of the distance
-const DRONE_RADIUS = 0.3; // m: what nothing may enter (drone.collision_radius)
-const GOAL_RADIUS = 0.5; // m (env.goal_radius)
 const SEE_THROUGH = 0.1; // how much remains of an obstacle that hides the drone
 const GROUND = 25; // m: half its side
 const SHADOW_SIZE = 2048; // texels
@@ -793,13 +791,13 @@ class Painter {
   }
 
   drawGlows(state, view, glow) {
-    const { goal } = this.flight;
+    const { goal, radii } = this.flight;
     const common = { u_view: this.view, u_eye: view.eye };
     const ball = (place, radius, tint, rim) => {
       glow.use({ ...common, u_model: pose(place, [1, 0, 0, 0], 2 * radius), u_tint: tint, u_rim: rim });
       this.sphere.draw();
     };
-    ball(goal, GOAL_RADIUS, [...PALETTE.goal, 1], [0.1, 0.55]);
+    ball(goal, radii[1], [...PALETTE.goal, 1], [0.1, 0.55]);
     if (view.eyes) return;
     this.gl.disable(this.gl.CULL_FACE);
     const body = this.dronePose(state);
@@ -813,7 +811,7 @@ class Painter {
       this.disc.draw();
     });
     this.gl.enable(this.gl.CULL_FACE);
-    ball(state.position, DRONE_RADIUS, [0.6, 0.8, 1, 1], [0.0, 0.3]);
+    ball(state.position, radii[0], [0.6, 0.8, 1, 1], [0.0, 0.3]);
   }
 
   // Where a point is on the canvas, in 0 to 1 from the top left; null if behind the camera.
