@@ -210,7 +210,9 @@ def read_eval(cfg: DictConfig) -> EvalSettings:
     """Settings of an evaluation, checked."""
     config = plain(cfg)
     check_keys(config, EvalSettings)
-    return read(EvalSettings, config, sim=read_sim(config))
+    settings = read(EvalSettings, config, sim=read_sim(config))
+    check_recording(settings.evaluation)
+    return settings
 
 
 def read_play(cfg: DictConfig) -> PlaySettings:
@@ -306,6 +308,13 @@ def check_lidar(lidar: LidarSpec) -> None:
         raise ConfigError("sensor.lidar_vfov", list(lidar.vfov), fix)
 
 
+def check_recording(evaluation: EvaluationSettings) -> None:
+    if evaluation.video:
+        from navrl.view.video import check_video  # here: nobody else waits for Pillow and the encoder
+
+        check_video()
+
+
 def check_train(s: TrainSettings) -> None:
     frames, minibatches, collect = s.frames_per_batch, s.ppo.num_minibatches, s.collect
     if frames % minibatches:
@@ -339,6 +348,7 @@ def check_train(s: TrainSettings) -> None:
     if collect.rollout_interval and collect.compress != "none":
         fix = "stores whole batches, of which compress_rollout keeps only a part; set compress_rollout=none"
         raise ConfigError("rollout_save_interval", collect.rollout_interval, fix)
+    check_recording(s.evaluation)
     for key, word in (("wandb.project", s.logging.project), ("wandb.run_id", s.logging.run_id)):
         if word is not None and not re.fullmatch(WANDB_WORD, word):
             raise ConfigError(key, word, "must be letters, digits, dots and dashes")
