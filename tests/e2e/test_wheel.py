@@ -52,4 +52,4 @@ def test_it_trains_evaluates_exports_and_reports(installed, tmp_path) -> None:
     assert (tmp_path / "policy.onnx").exists() and (tmp_path / "policy.ts").exists()
     navrl("train", f"resume={run}", "max_frame_num=512")
     assert max(row["frames"] for row in read_rows(run / "metrics.csv")) == 512
-    assert "frames/s" in navrl("report", str(run)) and (tmp_path / "report.png").exists()
+    assert "frames/s" in navrl("report", str(run)) and (run / "report.html").exists()
