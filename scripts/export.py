@@ -56,7 +56,7 @@ GUARANTEES = {  # of ONNX and TorchScript; NavRL's own code keeps none of them
     "direction": "normalised inside: only where it points horizontally counts",
     "lidar_limit": "lidar is clamped to 0 ... lidar_range inside",
     "output_limit": "within action_limit along each axis of the goal frame, so at most sqrt(3) times as fast in all",
-    "bad_input": "a row with NaN, infinity, more than 1e6 or no direction gives exactly zero velocity, other rows their own",
+    "bad_input": "a row with NaN, infinity, more than 1e6 or no direction gives exactly zero velocity",
 }
 TRAINED_WITH = {"disturbance": "none", "shield": "none"}  # where a policy file does not say
 
