@@ -16,7 +16,10 @@ import navrl
 
 @functools.cache
 def describe_machine() -> dict[str, str]:
-    """Processor, memory, GPU, operating system and versions. No name of host or user: a report is made to be shared."""
+    """Processor, memory, GPU, system and versions (`machine_now` has that of torch).
+
+    No name of host or user: a report is made to be shared.
+    """
     cores, logical = psutil.cpu_count(logical=False), psutil.cpu_count()
     usable = len(os.sched_getaffinity(0))
     gpus = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
@@ -27,7 +30,6 @@ def describe_machine() -> dict[str, str]:
         "GPU": ", ".join(gpus) or "none",
         "system": f"{platform.system()} {platform.release()}, {_distribution()}",
         "Python": platform.python_version(),
-        "torch": str(torch.__version__),
         "navrl": navrl.__version__,
     }
 
