@@ -90,7 +90,7 @@ eval: $(READY)  ## fly NavRL's published policy over unseen maps: table, eval.js
 export: $(TOOLS)  ## write ONNX and TorchScript: make export ARGS='checkpoint=policies/default.pt output=policy.onnx'
 	$(BIN)/navrl export $(ARGS)
 
-report: $(READY)  ## compare runs: make report ARGS='runs/<date>/<time> runs/<date>/<time> output=report.png'
+report: $(READY)  ## a page about a run, or several compared: make report ARGS='runs/<date>/<time> runs/<date>/<time>'
 	$(BIN)/navrl report $(ARGS)
 
 sweep: $(TOOLS)  ## search for better settings: make sweep ARGS='learning trials=12'; again continues, also elsewhere

@@ -50,7 +50,10 @@ def main() -> None:
     if not output.absolute().parent.is_dir():
         fail(f"output={output}: the directory does not exist")
     runs = [read_run(path) for path in paths]
-    Console().print(results(runs))
+    console = Console()
+    if not console.is_terminal:
+        console.width = 160  # nobody resizes a log file
+    console.print(results(runs))
     try:
         if output.suffix == ".html":
             write_report(output, runs)

@@ -52,6 +52,7 @@ from navrl.train.evaluation import PeriodicEvaluation
 from navrl.train.loggers import Loggers
 from navrl.train.progress import Progress
 from navrl.train.replay import REPLAY
+from navrl.train.report import REPORT, is_run, report
 from navrl.train.resume import Resumed
 from navrl.train.saving import Saving
 from navrl.train.settings import TrainSettings, check_same, plain, read_train, shell_word
@@ -102,6 +103,8 @@ def train(
         ppo, disk = make_ppo(settings, None if resumed else settings.start_from, ranks), DiskGuard()
         with ranks.together():
             run = stack.enter_context(RunDirectory(path)) if ranks.first else None
+        if run:
+            stack.callback(write_report, path, disk)  # last, whatever ends the run: it shows what was saved
 
         # The world: many maps, a thousand drones, the task; and what carries batches to the learner.
         if ranks.first:
@@ -227,6 +230,13 @@ def train(
     return 1 if disk.failures or broken else ended_by_request(stop.exit_code)
 
 
+def write_report(path: Path, disk: DiskGuard) -> None:
+    """report.html, if there is anything to report."""
+    if is_run(path) and states_of(path):
+        with disk("writing the report"):
+            report(path)
+
+
 def summarize(
     path: Path,
     progress: Progress,
@@ -246,7 +256,7 @@ def summarize(
         f" ({progress.frames / monitor.elapsed:,.0f} frames/s), peak memory {peak_memory_mb():,.0f} MB\n"
         f"saved {written['saved']} times, {written['dropped']} dropped, compressed to {100 * written['ratio']:.0f} %;"
         f" directory {now / 1e6:.1f} MB, {otherwise / 1e6:.1f} MB had every state been kept\n"
-        f"curves and pictures: {path}"
+        f"curves, pictures, flights: {path / REPORT}"
     )
     if saving.policy_iteration == progress.iteration:
         print(f"fly its policy with: navrl eval {shell_word('policy', path / 'policy.pt')}")

@@ -23,6 +23,7 @@ from navrl.monitor.console import TrainingConsole
 from navrl.monitor.metrics import CsvLogger, TensorBoardLogger, read_rows
 from navrl.monitor.performance import PerformanceMonitor
 from navrl.ppo.ppo import PPO
+from navrl.scripts import train as train_script
 from navrl.scripts.train import train
 from navrl.task.evaluation import Evaluator
 from navrl.train import evaluation
@@ -82,7 +83,7 @@ def test_some_iterations(tmp_path, mode: str) -> None:
     assert run.train() == 0
     state = run.state()
     assert state["iteration"] == 10 and state["frames"] == 320 and state["scored"]["frames"] == 320
-    assert {"policy.pt", "metrics.csv", "curves.png", "eval.json", "manifest.jsonl"} <= {
+    assert {"policy.pt", "metrics.csv", "curves.png", "eval.json", "manifest.jsonl", "report.html"} <= {
         p.name for p in tmp_path.iterdir()
     }
     assert [row["frames"] for row in read_rows(tmp_path / "metrics.csv") if "losses/entropy" in row] == [
@@ -161,12 +162,24 @@ def test_an_exception_anywhere_saves_a_state_that_resumes(tmp_path, monkeypatch,
     with RunDirectory(run.path):
         pass  # the lock is free
     assert states_of(run.path), "a state was saved"
+    assert (run.path / "report.html").exists() == (run.path / "metrics.csv").exists()
     at = run.state()["iteration"]
     assert 3 <= at <= 5, "what was learned until then"
     assert run.resume() == 0
     assert run.state()["iteration"] == 10
     if place not in ("simulator", "collector", "learner", "out of memory"):  # those lost a batch that was flown
         assert same(run.state(), whole.state()), "bit for bit the run it would have been"
+
+
+def test_a_report_that_fails_loses_nothing(tmp_path, monkeypatch) -> None:
+    run = Run(tmp_path)
+    with monkeypatch.context() as patched:
+        break_at(patched, train_script, "report", 1)
+        with pytest.raises(Broken):
+            run.train()
+    assert run.state()["iteration"] == 10 and run.envs[0].closed
+    with RunDirectory(run.path):
+        pass  # the lock is free
 
 
 def test_an_exception_in_the_prefetch_thread(tmp_path, monkeypatch) -> None:

@@ -20,6 +20,7 @@ from navrl.ppo.policy_file import TRAINING_STATE, policy_content
 from navrl.ppo.ppo import PPO, NotFinite
 from navrl.ranks import ALONE, Ranks
 from navrl.train.loggers import Loggers
+from navrl.train.machine import describe_machine
 from navrl.train.progress import Progress
 from navrl.train.replay import REPLAY, join_data, replay_content
 from navrl.train.resume import machine_now, random_state
@@ -56,7 +57,7 @@ class Saving:
         self.saver: AsyncCheckpointSaver | None = None  # rank 0 saves for all
         if ranks.first:
             self.saver = AsyncCheckpointSaver(settings.save.queue_size, settings.save.level, run / MANIFEST, disk)
-        self._config = OmegaConf.to_yaml(settings.config)
+        self._config, self._machine = OmegaConf.to_yaml(settings.config), describe_machine()
         self._saved_at = time.monotonic()
         self.policy_iteration: int | None = None  # of the policy.pt on disk, if this process wrote it
         self._policy_about: dict = {}  # ... and what it says of itself
@@ -118,7 +119,7 @@ class Saving:
             "format": TRAINING_STATE,
             "config": self._config,
             "overrides": list(self.settings.overrides),
-            "machine": machine_now(self.ranks),
+            "machine": self._machine | machine_now(self.ranks),
             "network": self.settings.network.describe(),
             "about": self.about(),
             **self.progress.state(),
