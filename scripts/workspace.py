@@ -2,8 +2,8 @@
 
 navrl workspace entity=<user or team> project=navrl
 
-Saves a view of that name in the project; its address is printed. It was built and inspected here, but never sent to
-wandb's own server. Needs wandb-workspaces and an API key.
+Saves a new view, "navrl runs", in the project and prints its address. Needs wandb-workspaces and an API key. The layout
+was built and inspected here, but never sent to wandb's own server.
 """
 
 from __future__ import annotations
@@ -14,7 +14,6 @@ if __name__ == "__main__":  # before the imports that take seconds
     begin()
 
 import os
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from navrl.cli import command, fail, options
@@ -32,7 +31,9 @@ def main() -> None:
     given = options(__doc__, entity=None, project="navrl")
     if not given.entity:
         fail("entity=null: give the user or team that the wandb project belongs to")
-    if find_spec("wandb_workspaces") is None:
+    try:
+        import wandb_workspaces  # noqa: F401
+    except ImportError:
         fail("layouts need wandb-workspaces, which is not installed: pip install 'wandb-workspaces>=0.4,<1'")
     os.environ.setdefault("WANDB_SILENT", "true")
     from navrl.monitor.metrics import NO_KEY, has_api_key

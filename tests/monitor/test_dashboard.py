@@ -7,7 +7,7 @@ import os
 import subprocess
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +18,7 @@ from PIL import Image
 from navrl.monitor.metrics import GROUPS, MEDIA, WandbLogger, has_api_key
 from wandb_server import KEY, WandbServer, history, of_kind, records, summary
 
+ROOT = Path(__file__).parents[2]
 PAGE = "<!doctype html><html><head><title>flights</title></head><body>" + "x" * 50_000 + "</body></html>"
 CONFIG = "seed: 0\nenv:\n  num_envs: 64\n"
 OUTCOMES = {"success": 0.75, "static_collision": 0.25, "dynamic_collision": 0.0, "out_of_bounds": 0.0, "timeout": 0.0}
@@ -206,3 +207,32 @@ def test_keys(tmp_path, monkeypatch, capfd, fresh_wandb) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEY)
     assert has_api_key()
     assert "deprecated" not in "".join(capfd.readouterr())
+
+
+WITHOUT = "import sys; sys.modules['wandb_workspaces'] = None; from navrl.scripts.workspace import main; main()"
+
+
+def workspace(*words: str, script: Sequence[str] = (str(ROOT / "scripts/workspace.py"),), **environment: str):
+    command = [sys.executable, *script, *words]
+    return subprocess.run(command, env={**os.environ, **environment}, capture_output=True, text=True, timeout=100)
+
+
+def test_the_layout_is_saved(tmp_path) -> None:
+    pytest.importorskip("wandb_workspaces", reason="wandb-workspaces is not installed")
+    with WandbServer() as server:
+        done = workspace("entity=us", "project=drones", HOME=str(tmp_path), **server.environment)
+    assert done.returncode == 0 and done.stdout.startswith(f"saved: {server.address}/us/drones"), done.stderr
+    (view,) = server.variables("UpsertView2")
+    assert (view["entityName"], view["projectName"], view["displayName"]) == ("us", "drones", "navrl runs")
+    sections = json.loads(view["spec"])["section"]["panelBankConfig"]["sections"]
+    assert sections[0]["name"] == "scores on unseen maps" and len(sections) == 5
+
+
+def test_mistakes_with_the_layout_cost_one_line(tmp_path) -> None:
+    nobody = {"HOME": str(tmp_path), "WANDB_API_KEY": "", "NETRC": str(tmp_path / "none")}
+    for done, words in (
+        (workspace(), "entity=null: give the user or team"),
+        (workspace("entity=us", **nobody), "entity=us project=navrl: could not be saved: no API key"),
+        (workspace("entity=us", script=("-c", WITHOUT)), "which is not installed: pip install 'wandb-workspaces"),
+    ):
+        assert done.returncode == 2 and len(done.stderr.strip().splitlines()) == 1 and words in done.stderr
