@@ -17,7 +17,7 @@ from navrl.settings import ConfigError
 from navrl.train.build import named_policy
 from navrl.train.settings import compose_config, read_play
 from navrl.view.address import ViewSettings, check_view, invitation
-from navrl.view.play import Clock, PlayPage
+from navrl.view.play import Clock, PlayPage, over_boxes
 from navrl.view.stage import LOW_BOX, on_plane
 
 pytest.importorskip("viser", reason="viser is not installed (extra view)")
@@ -237,6 +237,15 @@ def test_time_keeps_up_or_is_said_to_be_slow() -> None:
 def test_dragging_stays_on_the_ground_plane() -> None:
     assert on_plane(np.array([0.0, 0, 10]), (5.0, 0, 5.0), 1.0) == pytest.approx([9.0, 0, 1.0])
     assert on_plane(np.array([0.0, 0, 1.0]), (5.0, 0, 1.0), 1.0) == pytest.approx([5.0, 0, 1.0])  # level with it
+
+
+def test_the_camera_looks_over_boxes() -> None:
+    eye, drone = np.array([-4.0, 0, 3.0]), np.array([0.0, 0, 1.0])
+    boxes = np.array([[-2.5, -0.5, -1.5, 0.5, 4.0], [5.0, 5, 6, 6, 9]])
+    assert over_boxes(eye, drone, boxes[1:]).tolist() == eye.tolist()
+    raised = over_boxes(eye, drone, boxes)
+    middle = drone + (raised - drone) / 2  # over the box
+    assert raised[2] > 6.0 and middle[2] > 4.0 and raised[:2].tolist() == eye[:2].tolist()
 
 
 @pytest.mark.parametrize(

@@ -253,11 +253,12 @@ class PlayPage:
         if self.view == "free":
             self._looked = None
             return
-        place, way = self.world.sim.position[self.followed].numpy(), self._heading()
+        world = self.world
+        place, way = world.sim.position[self.followed].numpy(), self._heading()
         if self.view == "eyes":
             eye, target = place + way * 0.25 + [0, 0, 0.1], place + way * 5.0
         else:
-            eye, target = place - way * 4.5 + [0, 0, 2.4], place + way * 2.0
+            eye, target = over_boxes(place - way * 4.5 + [0, 0, 2.4], place, world.scene.boxes_of(0)), place + way * 1.0
         wanted = np.concatenate([eye, target])
         near = self._looked is not None and np.linalg.norm(self._looked[3:] - target) < 6.0
         share = 0.12 if self.view == "follow" else 0.35  # of the way there per picture: smooth
@@ -413,6 +414,17 @@ class PlayPage:
         self.show = Show(self._beams.value, *switches)
 
 
+def over_boxes(eye: np.ndarray, drone: np.ndarray, boxes: np.ndarray) -> np.ndarray:
+    """The eye, raised until it sees the drone over the boxes (n, 5) between them; 9 m at most."""
+    height = eye[2]
+    for share in np.linspace(0.15, 1.0, 10):  # of the way from the drone to the eye
+        x, y = (drone + share * (eye - drone))[:2]
+        inside = (boxes[:, 0] < x) & (x < boxes[:, 2]) & (boxes[:, 1] < y) & (y < boxes[:, 3])
+        if inside.any():
+            height = max(height, drone[2] + (boxes[inside, 4].max() + 0.3 - drone[2]) / share)
+    return np.array([*eye[:2], min(height, 9.0)])
+
+
 def _styled(content: str) -> str:
     return f"<div style='padding:0.3em 0.8em;font-size:0.85em;line-height:1.5'>{content}</div>"
 
@@ -426,5 +438,5 @@ def _counts(name: str, counts: np.ndarray) -> str:
         share = f"{100 * count / total:.0f} % <small>({100 * low:.0f}–{100 * high:.0f})</small>" if total else "–"
         mark = f"<span style='color:{COLOURS[outcome]}'>●</span> {SHORT[outcome]}"
         rows.append(f"<tr><td>{mark}</td><td {RIGHT}>{count}</td><td {RIGHT}>{share}</td></tr>")
-    head = f"<div style='margin-top:0.5em'><b>{name}</b>, {total} flights</div>"
+    head = f"<div style='margin-top:0.5em'><b>{name}</b>, {total} flight{'' if total == 1 else 's'}</div>"
     return f"{head}<table style='width:100%'>{''.join(rows)}</table>"

@@ -20,12 +20,12 @@ BEAMS = ("none", "followed drone", "all drones")
 Grabbed = Callable[[str, int, np.ndarray | None], None]
 
 OUTCOME_RGB = np.array([[int(c[k : k + 2], 16) for k in (1, 3, 5)] for c in COLOURS.values()], np.uint8)
-SKY, GROUND, GRID = (232, 238, 244), (214, 219, 224), (190, 197, 204)
-LOW_BOX, HIGH_BOX = np.array([186, 201, 214.0]), np.array([52, 78, 110.0])  # at 1 m and at 6 m
-CREWS = {"crew": (0, 80, 190), "ghost": (140, 70, 200)}  # of the first and the second policy
+SKY, GROUND, GRID = (214, 224, 234), (138, 147, 156), (108, 117, 127)  # darker than they look: the lights are bright
+LOW_BOX, HIGH_BOX = np.array([150, 170, 188.0]), np.array([38, 60, 92.0])  # at 1 m and at 6 m
+CREWS = {"crew": (0, 46, 150), "ghost": (110, 30, 170)}  # of the first and the second policy
 FRAME, START = (28, 30, 34), (120, 120, 120)
 MOVING, TOLD = (16, 148, 150), (255, 170, 0)
-HIT, MISS = (225, 70, 60), (206, 212, 220)
+HIT, MISS = (225, 60, 50), (190, 202, 214)
 COMMANDED, FLOWN, TRACK, GOAL = (235, 140, 0), (20, 150, 60), (255, 170, 0), (20, 150, 60)
 TRAIL, RECENT = (90, 130, 170), 48  # points of a flight under way that are drawn: 6 s
 HIDDEN = -100.0  # m: under the ground, where nobody looks
