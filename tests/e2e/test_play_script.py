@@ -88,6 +88,15 @@ def test_watching_nothing(tmp_path: Path, overrides: list[str], words: str) -> N
     assert done.returncode == 2 and words in done.stderr and len(done.stderr.strip().splitlines()) == 1
 
 
+def test_settings_of_a_strangers_run_are_data(tmp_path: Path) -> None:
+    (tmp_path / "run/config").mkdir(parents=True)
+    (tmp_path / "run/policy.pt").write_bytes(b"")
+    (tmp_path / "run/config/config.yaml").write_text("sensor: {lidar_range: '${oc.env:HOME}'}\n")
+    done = play("run", cwd=tmp_path, script="watch")
+    assert done.returncode == 2 and "its stored sensor.lidar_range is ${oc.env:HOME}" in done.stderr
+    assert len(done.stderr.strip().splitlines()) == 1
+
+
 def test_a_training_is_watched(tmp_path: Path, port: int, browser) -> None:
     """Another sensor than the default's: the page takes it from the run. Every saved policy is picked up."""
     sensor = ["sensor.lidar_hres=20", "sensor.lidar_range=3.0"]

@@ -14,16 +14,20 @@ from omegaconf import DictConfig, OmegaConf
 from navrl.checkpoint.stop import on_signals
 from navrl.io.contents import Unfit
 from navrl.ppo.policy_file import NAMED
-from navrl.settings import ConfigError
+from navrl.settings import ConfigError, one_line
 from navrl.task.evaluation import Policy
 from navrl.train.build import SIMPLE_POLICIES, named_policy
 from navrl.train.directory import SETTINGS
-from navrl.train.settings import PlaySettings, stored_config
+from navrl.train.settings import PlaySettings, flat, plain, stored_config
 from navrl.view.address import check_view, has_no_screen, invitation
 from navrl.view.play import DRAW, PlayPage
 from navrl.view.watch import FollowedRun
 
-OF_THE_RUN = ("sensor", "drone", "env.height_limits", "env.goal_radius", "env.max_episode_length", "env_dyn.vel_range")
+OF_THE_RUN = (
+    "sensor.", "drone.", "env.height_limits", "env.goal_radius", "env.max_episode_length", "env_dyn.vel_range",
+    "env_dyn.local_range", "sim.dt", "sim.decimation", "sim.time_scale",
+)  # fmt: skip
+LARGEST = 1 << 20  # bytes of stored settings
 WATCH_DRAW = 1 / 12  # s between pictures beside a training: the cores are its, not ours
 
 
@@ -34,14 +38,18 @@ def with_settings_of(run: str, cfg: DictConfig) -> DictConfig:
     if not stored.is_file():
         raise ConfigError("run", run, "is not a run directory (it has no config/config.yaml)")
     try:
-        theirs = OmegaConf.create(stored_config(stored.read_text("utf-8", errors="replace")))
+        if stored.stat().st_size > LARGEST:
+            raise OSError(f"larger than {LARGEST >> 20} MB, which no run of ours writes")
+        theirs = dict(flat(stored_config(stored.read_text("utf-8", errors="replace"))))
     except (Unfit, OSError) as error:
         raise ConfigError("run", run, f"{stored}: {error}") from None
     typed = {override.partition("=")[0].lstrip("+~") for override in HydraConfig.get().overrides.task}
-    for key in (*OF_THE_RUN, "sim.decimation"):
-        value = OmegaConf.select(theirs, key)
-        if value is not None and not any(word == key or word.startswith(f"{key}.") for word in typed):
-            OmegaConf.update(cfg, key, value, force_add=False)
+    for key in dict(flat(plain(cfg))):
+        of_the_run = key in theirs and key.startswith(OF_THE_RUN)
+        if of_the_run and not any(key == word or key.startswith(f"{word}.") for word in typed):
+            if "${" in str(theirs[key]):  # settings from a file are data: nothing in them is looked up
+                raise ConfigError("run", run, f"its stored {key} is {one_line(str(theirs[key]), 80)}; give {key} anew")
+            OmegaConf.update(cfg, key, theirs[key])
     if "policy" not in typed:
         cfg.policy = str(path / "policy.pt")
     return cfg
