@@ -51,6 +51,7 @@ from navrl.schema import POLICY_INPUTS, observation_shapes
 from navrl.scripts.train import train
 from navrl.settings import ConfigError
 from navrl.train import resume
+from navrl.train.report import read_run
 from navrl.train.settings import CONFIG, read_train
 
 SETTINGS = [
@@ -281,9 +282,9 @@ class Files:
         path.write_bytes(changed_bytes((self.run / "metrics.csv").read_bytes(), rng))
         rows = read_rows(path)
         sane(all(math.isfinite(value) for row in rows for value in row.values()), "rows")
-        navrl.scripts.report.results({"run": rows})
+        navrl.scripts.report.results([read_run(path.parent)])
         if rng.random() < 0.05:
-            call(navrl.scripts.report.main, path.parent, f"output={path.parent}/report.png")
+            call(navrl.scripts.report.main, path.parent, f"output={path.parent}/report.{rng.choice(['png', 'html'])}")
 
 
 KINDS: dict[str, Callable[[Files, random.Random], None]] = {

@@ -267,7 +267,7 @@ class PlayPage:
             with client.atomic():
                 client.camera.position, client.camera.look_at = self._looked[:3], self._looked[3:]
 
-    def _greet(self, client: Any) -> None:
+    async def _greet(self, client: Any) -> None:
         """A camera that sees the whole field, until the drone is followed."""
         with client.atomic():
             client.camera.position, client.camera.look_at = np.array([-28.0, -28.0, 26.0]), np.zeros(3)
@@ -313,8 +313,11 @@ class PlayPage:
 
     def _ask(self, handle: Any, what: Callable[[], None]) -> None:
         """Have the loop do it when a person touches a control."""
-        register = handle.on_click if hasattr(handle, "on_click") else handle.on_update
-        register(lambda _: self._do.put(what))
+
+        async def asked(_: Any) -> None:  # in the server's own thread: in order, and without a pool of threads
+            self._do.put(what)
+
+        (handle.on_click if hasattr(handle, "on_click") else handle.on_update)(asked)
 
     def _flight_controls(self, gui: Any) -> None:
         with gui.add_folder("Flight"):
