@@ -31,8 +31,9 @@ def test_commands_and_version(tmp_path) -> None:
 def test_every_command_explains_itself_and_its_script_is_the_same(tmp_path, command: str) -> None:
     help_text = call(command, "--help", cwd=tmp_path)
     assert help_text.returncode == 0 and len(help_text.stdout) > 150 and not help_text.stderr
-    script = [sys.executable, str(ROOT / f"scripts/{command}.py"), "--help"]
-    assert subprocess.run(script, cwd=tmp_path, capture_output=True, text=True).stdout == help_text.stdout
+    if command in ("train", "watch", "report"):  # one of each kind: three programs per command take long
+        script = [sys.executable, str(ROOT / f"scripts/{command}.py"), "--help"]
+        assert subprocess.run(script, cwd=tmp_path, capture_output=True, text=True).stdout == help_text.stdout
     wrong = call(command, "no_such_key=1", cwd=tmp_path)
     assert wrong.returncode == 2 and wrong.stderr.startswith("error: ") and "no_such_key" in wrong.stderr
     assert "Traceback" not in wrong.stderr and list(tmp_path.iterdir()) == []
