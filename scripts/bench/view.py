@@ -140,8 +140,14 @@ with sync_playwright() as p:
 
 
 def watch_cost(rounds: int, seconds: float) -> dict[str, float]:
-    """Median frames/s of one training, by turns without a viewer, with an idle one, and watched."""
-    speeds: dict[str, list[float]] = {"alone": [], "idle": [], "watched": []}
+    """Frames/s of one training, by turns without a viewer, with an idle one, and watched.
+
+    A training's own speed drifts, so that phases are compared within a round, there and back; costs are medians of
+    rounds.
+    """
+    phases = ("alone", "idle", "watched")
+    ratios: dict[str, list[float]] = {phase: [] for phase in phases}
+    speed = 0.0
     with tempfile.TemporaryDirectory(prefix="navrl-view-") as name:
         run, port = Path(name) / "run", free_port()
         start = [sys.executable, "-m", "navrl"]
@@ -154,31 +160,32 @@ def watch_cost(rounds: int, seconds: float) -> dict[str, float]:
                 time.sleep(0.5)
             words = [*start, "watch", str(run), f"view.port={port}", "view.browser=false", "device=cpu"]
             viewer = subprocess.Popen(words, stdout=subprocess.DEVNULL)
-            time.sleep(10.0)
+            time.sleep(30.0)
             for number in range(rounds):
-                for phase in speeds:
+                round_speeds: dict[str, list[float]] = {phase: [] for phase in phases}
+                for phase in (*phases, *reversed(phases)):
                     viewer.send_signal(signal.SIGSTOP if phase == "alone" else signal.SIGCONT)
                     guest = client(port, seconds + 5) if phase == "watched" else None
                     time.sleep(3.0)  # a client is let in, caches settle
                     before = len(_speeds(run))
                     time.sleep(seconds)
-                    speeds[phase] += _speeds(run)[before:]
+                    round_speeds[phase] += _speeds(run)[before:]
                     if guest:
                         guest.terminate()
                         guest.wait()
-                told = {phase: round(statistics.median(values)) for phase, values in speeds.items()}
+                middle = {phase: statistics.median(values) for phase, values in round_speeds.items()}
+                speed = middle["alone"]
+                for phase in phases:
+                    ratios[phase].append(middle[phase] / middle["alone"])
+                told = {phase: round(value) for phase, value in middle.items()}
                 print(f"round {number + 1}: median frames/s {told}", flush=True)
         finally:
             for process in (viewer, training):
                 if process:
                     process.kill()
                     process.wait()
-    middle = {phase: statistics.median(values) for phase, values in speeds.items()}
-    return {
-        "watch_cost": 1.0 - middle["watched"] / middle["alone"],
-        "idle_cost": 1.0 - middle["idle"] / middle["alone"],
-        "training_frames_per_s": middle["alone"],
-    }
+    costs = {phase: 1.0 - statistics.median(values) for phase, values in ratios.items()}
+    return {"watch_cost": costs["watched"], "idle_cost": costs["idle"], "training_frames_per_s": speed}
 
 
 def _speeds(run: Path) -> list[float]:
