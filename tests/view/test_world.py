@@ -113,7 +113,7 @@ def test_obstacles_can_be_added_and_moved(tall: bool) -> None:
     assert world.sim.moving_velocity[0, :, 8].norm() > 0.4  # it wanders like the others
     here = world.sim.position[0].numpy()
     world.move_obstacle(8, here + [1.0, 0.0, 0.0])
-    assert world.crews[0].env.told_obstacles[0, 0] == 8  # the drone is told of it
+    assert world.crews[0].env.told_obstacles[0, 0] == 8  # the drone observes it
     world.move_obstacle(8, here)
     world.step()
     assert world.crews[0].counts.tolist() == [0, 0, 1, 0, 0]

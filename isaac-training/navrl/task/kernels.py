@@ -198,7 +198,7 @@ def observe(
     moving_count: wp.array(dtype=int),
     goal: wp.array(dtype=wp.vec3),
     ahead: wp.array(dtype=wp.vec2),
-    nearest: wp.array2d(dtype=int),  # (N, schema.NEAREST): the obstacles a drone is told of; -1: none
+    nearest: wp.array2d(dtype=int),  # (N, schema.NEAREST): the obstacles a drone observes; -1: none
     static_log: wp.array(dtype=float),  # for the reward: mean log distance of the beams ...
     moving_log: wp.array(dtype=float),  # ... and of the near moving obstacles
     address: wp.uint64,  # where to write: lidar, state, direction, obstacles, one after the other

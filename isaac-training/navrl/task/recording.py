@@ -45,7 +45,7 @@ class Recording:
     samples: np.ndarray  # (n,) int: of each flight, the one at its end included
 
     def clearance(self) -> np.ndarray:
-        """The least distance (n,) to anything each flight was told of or could see, in m."""
+        """The least distance (n,) to anything each flight observed, in m."""
         flown = np.arange(len(self.position))[:, None] < self.samples  # (T, n)
         ranges = self.beams.min(axis=(2, 3)) * (self.sensor.range / 254.0)
         if not self.moving.shape[3]:
